@@ -1,0 +1,84 @@
+"""The neutral graph that rules, planner and passes work on: what ONNX and ATen have in common.
+
+A `Program` is a flat, topologically sorted list of nodes over named values. It is cheap to walk and holds no
+weight data: a weight is a name, a type, a shape and the place its bytes lie (`source`, opaque here).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Sizes = tuple[int, ...]
+"""The size of one axis, once per analysis sample: static where all are equal."""
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of the graph.
+
+    `dtype` is the standard name ("float32", "int64", "bfloat16", …); `shape` the source's spelling of its axes
+    (int, symbol, or None where unknown), None where even the rank is unknown; `sizes` one tuple of ints per axis;
+    `known` its content per sample where that is metadata (shape arithmetic), as numpy arrays.
+    """
+
+    name: str
+    dtype: str | None = None
+    shape: tuple[int | str | None, ...] | None = None
+    sizes: tuple[Sizes, ...] | None = None
+    known: tuple[Any, ...] | None = None
+    producer: Node | None = None
+    index: int = 0
+    weight: Weight | None = None
+    consumers: list[tuple[Node, int]] = field(default_factory=list)
+
+    def __repr__(self) -> str:
+        return f"Value({self.name!r}, {self.dtype}, {self.shape})"
+
+
+@dataclass(frozen=True, eq=False)
+class Weight:
+    """A stored tensor: `source` is a `weights.source.Source` (bytes in a file or in memory)."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    source: Any
+
+
+@dataclass(eq=False)
+class Node:
+    """One operation. `captured` are outer values that its subgraphs read; `origin` is the front's own node."""
+
+    op: str
+    domain: str
+    name: str
+    inputs: list[Value | None]
+    outputs: list[Value | None]
+    attributes: Mapping[str, Any]
+    version: int = 0
+    captured: tuple[Value, ...] = ()
+    origin: Any = None
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        return self.attributes.get(name, default)
+
+    def __repr__(self) -> str:
+        return f"Node({self.op!r}, {self.name!r})"
+
+
+@dataclass(eq=False)
+class Program:
+    """Nodes in topological order, the values at its doors, and what the front must keep to write it again."""
+
+    nodes: list[Node]
+    inputs: list[Value]
+    outputs: list[Value]
+    values: dict[str, Value]
+    opsets: dict[str, int]
+    origin: Any = None
+
+    @property
+    def weights(self) -> list[Value]:
+        return [value for value in self.values.values() if value.weight is not None]

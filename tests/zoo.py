@@ -7,7 +7,7 @@ stands in the tensor's `external_data` entries:
                                                           default generator of seed S in float64, then cast
     location=seeded seed=S low=L high=H                   (u)int8: uniform integers from L to H, both included
 
-`transposed=1` draws the transpose: exporters fold a tied weight into a transposed copy, and both must hold equal numbers.
+`transposed=1` draws the transpose: exporters fold a tied weight into a transposed copy, and both hold equal numbers.
 """
 
 from __future__ import annotations

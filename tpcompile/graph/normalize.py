@@ -1,0 +1,365 @@
+"""One spelling for what exporters spell in many ways; values stay what they are.
+
+Local functions are inlined, Constant nodes and initializers of subgraphs become weights of the main graph,
+Identities and Ifs with a constant condition disappear, what no output needs is dropped, nodes are sorted and have
+unique names.
+No weight is renamed, folded or copied: a weight's name is what plans and recipes speak of.
+The source's messages are read and never changed; a node that must change is a new message.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import onnx
+import onnx.inliner
+from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
+
+from tpcompile.graph.read import SourceModel
+from tpcompile.graph.scopes import captured_names, defined_names, renamed, subgraphs
+from tpcompile.graph.tensors import inline_bytes
+
+ONNX_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(slots=True)
+class Step:
+    """A node under its present names; `proto` is the source's message, or a changed copy where names had to change."""
+
+    proto: NodeProto
+    name: str
+    inputs: list[str]
+    outputs: list[str]
+    captured: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class NormalGraph:
+    """The main graph after normalization: steps in topological order, and weights by name."""
+
+    steps: list[Step]
+    weights: dict[str, TensorProto]
+    inputs: list[ValueInfoProto]
+    outputs: list[ValueInfoProto]
+    opsets: dict[str, int]
+
+    def to_model(self) -> onnx.ModelProto:
+        """The graph as an ONNX model of its own (a copy, weights included where they are inline)."""
+        graph = onnx.GraphProto(name="normalized", input=self.inputs, output=self.outputs)
+        for step in self.steps:
+            node = graph.node.add()
+            node.CopyFrom(step.proto)
+        for name, tensor in self.weights.items():
+            weight = graph.initializer.add()
+            weight.CopyFrom(tensor)
+            weight.name = name
+        opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
+        return onnx.helper.make_model(graph, opset_imports=opsets)
+
+
+def normalize(source: SourceModel) -> NormalGraph:
+    """Bring a model's graph into the one form that shapes, rules and passes expect."""
+    model = _inlined(source.proto)
+    build = _Build(model.graph)
+    build.take(_sorted(_steps(model.graph.node)))
+    steps = _live(build.finished(), [value.name for value in model.graph.output])
+    _name_nodes(steps)
+    _write_names(steps)
+    read = {name for step in steps for name in (*step.inputs, *step.captured)}
+    read.update(value.name for value in model.graph.output)
+    opsets = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
+    return NormalGraph(
+        steps=steps,
+        weights={name: tensor for name, tensor in build.weights.items() if name in read},
+        inputs=[value for value in model.graph.input if value.name not in build.weights],
+        outputs=list(model.graph.output),
+        opsets=opsets,
+    )
+
+
+def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model without local functions. Weights do not pass through the inliner: it would serialize them."""
+    if not model.functions:
+        return model
+    light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    light.graph.node.extend(model.graph.node)
+    light.graph.input.extend(model.graph.input)
+    light.graph.output.extend(model.graph.output)
+    for tensor in model.graph.initializer:
+        light.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
+    light.graph.name = model.graph.name
+    result = onnx.inliner.inline_local_functions(light, convert_version=True)
+    result.graph.ClearField("initializer")
+    result.graph.initializer.extend(model.graph.initializer)
+    return result
+
+
+def _steps(nodes: Iterable[NodeProto]) -> list[Step]:
+    found = []
+    for node in nodes:
+        step = Step(node, node.name, list(node.input), list(node.output))
+        if node.attribute and any(True for _ in subgraphs(node)):
+            step.captured = captured_names(node)
+        found.append(step)
+    return found
+
+
+def _sorted(steps: list[Step]) -> list[Step]:
+    """Steps so that each stands after those it reads from; already sorted ones keep their order."""
+    producer = {name: step for step in steps for name in step.outputs if name}
+    done: set[int] = set()
+    result: list[Step] = []
+    for root in steps:
+        stack = [(root, iter((*root.inputs, *root.captured)))] if id(root) not in done else []
+        while stack:
+            step, needs = stack[-1]
+            waits = next((p for n in needs if (p := producer.get(n)) is not None and id(p) not in done), None)
+            if waits is not None:
+                stack.append((waits, iter((*waits.inputs, *waits.captured))))
+                continue
+            stack.pop()
+            if id(step) not in done:
+                done.add(id(step))
+                result.append(step)
+    return result
+
+
+class _Build:
+    """The main graph while it is put together: what was kept, what each dropped name now is, which names are taken."""
+
+    def __init__(self, graph: GraphProto) -> None:
+        self.weights: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
+        self.steps: list[Step] = []
+        self.alias: dict[str, str] = {}
+        self.outputs = {value.name for value in graph.output}
+        self.inputs = {value.name for value in graph.input}
+        self.taken = defined_names(graph)
+        self.inner: Counter[str] = Counter()
+        _count_inner(graph, self.inner)
+
+    def resolve(self, name: str) -> str:
+        while name in self.alias:
+            name = self.alias[name]
+        return name
+
+    def fresh(self, name: str) -> str:
+        number = 1
+        while f"{name}_{number}" in self.taken or f"{name}_{number}" in self.inner:
+            number += 1
+        self.taken.add(f"{name}_{number}")
+        return f"{name}_{number}"
+
+    def take(self, steps: Iterable[Step]) -> None:
+        """Add sorted steps to the graph, dropping Constants, Identities and Ifs that are decided."""
+        for step in steps:
+            op = step.proto.op_type if step.proto.domain in ONNX_DOMAINS else ""
+            if op == "Constant" and (tensor := constant_tensor(step.proto)) is not None:
+                self.weights[step.outputs[0]] = tensor
+            elif op == "Identity":
+                self.same(step.outputs[0], step.inputs[0], step)
+            elif op == "If" and (taken := self.decided(step)) is not None:
+                self.splice(step, taken)
+            else:
+                if step.captured or any(True for _ in subgraphs(step.proto)):
+                    step.proto = self.lifted(step.proto)
+                    step.captured = captured_names(step.proto)
+                self.steps.append(step)
+
+    def same(self, output: str, value: str, step: Step | None = None) -> None:
+        """Make `output` another name of `value`; where both names must stay, keep (or add) an Identity."""
+        origin = self.resolve(value)
+        if output not in self.outputs:
+            self.alias[output] = origin
+        elif origin in self.outputs or origin in self.inputs or origin in self.weights:
+            proto = step.proto if step else onnx.helper.make_node("Identity", [origin], [output])
+            self.steps.append(Step(proto, proto.name, [origin], [output]))
+        else:
+            self.alias[origin] = output
+
+    def decided(self, step: Step) -> GraphProto | None:
+        """The branch that an If always takes, or None where that depends on the inputs."""
+        tensor = self.weights.get(self.resolve(step.inputs[0]))
+        if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
+            return None
+        branch = "then_branch" if any(inline_bytes(tensor)) else "else_branch"
+        return next((attribute.g for attribute in step.proto.attribute if attribute.name == branch), None)
+
+    def splice(self, step: Step, branch: GraphProto) -> None:
+        """Put the nodes of the branch in the place of the If."""
+        graph = self.lifted_graph(branch)
+        names = {}
+        for name in sorted(defined_names(graph)):
+            if name in self.taken or self.inner[name] > 1:
+                names[name] = self.fresh(name)
+            self.taken.add(names.get(name, name))
+        if names:
+            graph = renamed(graph, names)
+        self.take(_sorted(_steps(graph.node)))
+        for output, value in zip(step.outputs, graph.output, strict=True):
+            if output:
+                self.same(output, value.name)
+
+    def lifted(self, node: NodeProto) -> NodeProto:
+        """The node with subgraphs that hold no weights: those are weights of the main graph now."""
+        copy = onnx.NodeProto(
+            op_type=node.op_type,
+            domain=node.domain,
+            name=node.name,
+            overload=node.overload,
+            input=node.input,
+            output=node.output,
+            doc_string=node.doc_string,
+            metadata_props=node.metadata_props,
+        )
+        for attribute in node.attribute:
+            new = copy.attribute.add()
+            if attribute.type == AttributeProto.GRAPH:
+                new.name, new.type = attribute.name, attribute.type
+                new.g.CopyFrom(self.lifted_graph(attribute.g))
+            elif attribute.type == AttributeProto.GRAPHS:
+                new.name, new.type = attribute.name, attribute.type
+                new.graphs.extend(self.lifted_graph(graph) for graph in attribute.graphs)
+            else:
+                new.CopyFrom(attribute)
+        return copy
+
+    def lifted_graph(self, graph: GraphProto) -> GraphProto:
+        """A copy of the graph whose initializers and Constants have moved to the main graph."""
+        names: dict[str, str] = {}
+        inputs = {value.name for value in graph.input}
+        held = {tensor.name: tensor for tensor in graph.initializer if tensor.name not in inputs}
+        kept: list[NodeProto] = []
+        for node in graph.node:
+            tensor = constant_tensor(node)
+            if tensor is not None:
+                held[node.output[0]] = tensor
+            else:
+                kept.append(node)
+        for name, tensor in held.items():
+            names[name] = self.lift(name, tensor)
+        copy = onnx.GraphProto(
+            name=graph.name, input=graph.input, output=graph.output, doc_string=graph.doc_string, node=kept
+        )
+        copy.value_info.extend(value for value in graph.value_info if value.name not in held)
+        ends = {value.name for value in graph.output if value.name in held}
+        copy = renamed(copy, {old: new for old, new in names.items() if old != new and old not in ends})
+        for name in sorted(ends):  # a graph must make its outputs itself
+            for node in copy.node:
+                _replace_inputs(node, name, names[name])
+            copy.node.append(onnx.helper.make_node("Identity", [names[name]], [name]))
+        for node in copy.node:
+            if any(True for _ in subgraphs(node)):
+                node.CopyFrom(self.lifted(node))
+        return copy
+
+    def lift(self, name: str, tensor: TensorProto) -> str:
+        """Add a subgraph's weight to the main graph; its name there."""
+        old = self.weights.get(name)
+        if old is not None and _same_tensor(old, tensor):
+            return name
+        new = self.fresh(name) if name in self.taken or self.inner[name] else name
+        self.taken.add(new)
+        self.weights[new] = tensor
+        return new
+
+    def finished(self) -> list[Step]:
+        """The steps under their final names."""
+        for step in self.steps:
+            step.inputs = [self.resolve(name) for name in step.inputs]
+            step.outputs = [self.resolve(name) for name in step.outputs]
+            moved = {name: new for name in step.captured if (new := self.resolve(name)) != name}
+            if moved:
+                node = onnx.NodeProto()
+                node.CopyFrom(step.proto)
+                for graph in subgraphs(node):
+                    graph.CopyFrom(renamed(graph, moved))
+                step.proto = node
+                step.captured = captured_names(node)
+        return self.steps
+
+
+def constant_tensor(node: NodeProto) -> TensorProto | None:
+    """The tensor that a Constant node makes; None for other nodes and for text."""
+    if node.op_type != "Constant" or node.domain not in ONNX_DOMAINS or not node.attribute:
+        return None
+    attribute = node.attribute[0]
+    match attribute.name:
+        case "value":
+            return attribute.t if attribute.t.data_type != TensorProto.STRING else None
+        case "value_float":
+            return onnx.helper.make_tensor("", TensorProto.FLOAT, [], [attribute.f])
+        case "value_floats":
+            return onnx.helper.make_tensor("", TensorProto.FLOAT, [len(attribute.floats)], attribute.floats)
+        case "value_int":
+            return onnx.helper.make_tensor("", TensorProto.INT64, [], [attribute.i])
+        case "value_ints":
+            return onnx.helper.make_tensor("", TensorProto.INT64, [len(attribute.ints)], attribute.ints)
+    return None
+
+
+def _count_inner(graph: GraphProto, counts: Counter[str]) -> None:
+    """Count the names that nested graphs make and keep: all but their weights, which move to the main graph."""
+    for node in graph.node:
+        for inner in subgraphs(node):
+            weights = {tensor.name for tensor in inner.initializer}
+            weights.update(n.output[0] for n in inner.node if constant_tensor(n) is not None)
+            weights -= {value.name for value in inner.output}
+            counts.update(defined_names(inner) - weights)
+            _count_inner(inner, counts)
+
+
+def _replace_inputs(node: NodeProto, old: str, new: str) -> None:
+    for position, name in enumerate(node.input):
+        if name == old:
+            node.input[position] = new
+
+
+def _same_tensor(one: TensorProto, other: TensorProto) -> bool:
+    if one.data_type != other.data_type or list(one.dims) != list(other.dims):
+        return False
+    if TensorProto.EXTERNAL in (one.data_location, other.data_location):
+        return one.data_location == other.data_location and list(one.external_data) == list(other.external_data)
+    return inline_bytes(one) == inline_bytes(other)
+
+
+def _live(steps: list[Step], outputs: Iterable[str]) -> list[Step]:
+    """The steps that some output needs."""
+    needed = set(outputs)
+    kept = []
+    for step in reversed(steps):
+        if any(name in needed for name in step.outputs):
+            needed.update(step.inputs)
+            needed.update(step.captured)
+            kept.append(step)
+    kept.reverse()
+    return kept
+
+
+def _name_nodes(steps: list[Step]) -> None:
+    """Give every step a name of its own; the first bearer of a name keeps it."""
+    taken = {step.name for step in steps}
+    seen: set[str] = {""}
+    for step in steps:
+        if step.name in seen:
+            base = step.name or step.proto.op_type
+            number = len(seen)
+            while f"{base}_{number}" in taken:
+                number += 1
+            step.name = f"{base}_{number}"
+            taken.add(step.name)
+        seen.add(step.name)
+
+
+def _write_names(steps: list[Step]) -> None:
+    """Make each step's message say the step's names; the source's own messages stay as they are."""
+    for step in steps:
+        proto = step.proto
+        if step.name == proto.name and step.inputs == list(proto.input) and step.outputs == list(proto.output):
+            continue
+        step.proto = NodeProto()
+        step.proto.CopyFrom(proto)
+        step.proto.name = step.name
+        step.proto.input[:] = step.inputs
+        step.proto.output[:] = step.outputs

@@ -1,0 +1,162 @@
+"""Name every dimension of a graph: apply the rules, then see where what they said does not hold together.
+
+Correctness rests on the end of this file: a dim that no rule spoke of, a pair of dims that are not the same tree, or an
+operator without a rule needs its inputs whole. So a missing rule costs speed, never numbers.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from tpcompile.dims import rules as _rules  # noqa: F401 - fills the table
+from tpcompile.dims.dim import Dim, leaves, root
+from tpcompile.dims.registry import find_rule
+from tpcompile.dims.relation import NotCovered, Relation
+from tpcompile.graph.program import Node, Program, Value
+
+PER_USE = 4096
+"""Stored tensors of up to this many elements get their own dims at each use: exporters share constants across meanings."""
+
+
+@dataclass
+class Analysis:
+    """The dims of every operand and what each node needs whole.
+
+    `uncovered` holds the nodes that run whole for want of a rule, with the reason.
+    """
+
+    program: Program
+    axes: dict[Value, list[Dim] | None] = field(default_factory=dict)
+    at_use: dict[tuple[Node, int], list[Dim]] = field(default_factory=dict)
+    relations: dict[Node, Relation] = field(default_factory=dict)
+    blocked: dict[Node, dict[Dim, str]] = field(default_factory=dict)
+    uncovered: dict[Node, str] = field(default_factory=dict)
+    conflicts: dict[Value, frozenset[Dim]] = field(default_factory=dict)
+
+    def operand_axes(self, node: Node, index: int) -> list[Dim] | None:
+        """The dims of an operand, None where it is absent or of unknown rank."""
+        value = node.inputs[index]
+        if value is None:
+            return None
+        return self.at_use.get((node, index)) or self.axes[value]
+
+
+def is_metadata(node: Node) -> bool:
+    """Whether the node only computes shapes: it runs as it stands, on global values."""
+    return bool(node.outputs) and all(output is None or output.known is not None for output in node.outputs)
+
+
+def analyze(program: Program, ties: Iterable[tuple[Value, Value, Sequence[int]]] = ()) -> Analysis:
+    """Apply the rules to every node.
+
+    Args:
+        program: with sizes (see `tpcompile.graph.shapes`).
+        ties: pairs of values that must lie alike (the two ends of a cache), with the axes that do.
+    """
+    found = Analysis(program)
+    for value in program.values.values():
+        found.axes[value] = None if value.sizes is None else [Dim(sizes) for sizes in value.sizes]
+    for node in program.nodes:
+        if not is_metadata(node):
+            _relate(found, node)
+    for a, b, axes in ties:
+        left, right = found.axes[a], found.axes[b]
+        if left is not None and right is not None:
+            tie = Relation(Node("Tie", "", "", [a], [b], {}), [left], [right])
+            for axis in axes:
+                tie.pair(left[axis], right[axis])
+    for value, axes_of in found.axes.items():
+        if axes_of is not None:
+            found.conflicts[value] = frozenset(_repeated(axes_of))
+    for node, relation in found.relations.items():
+        found.blocked[node] = _settle(found, node, relation)
+    return found
+
+
+def _relate(found: Analysis, node: Node) -> None:
+    inputs: list[list[Dim] | None] = []
+    for index, value in enumerate(node.inputs):
+        axes = None if value is None else found.axes[value]
+        if value is not None and axes is not None and value.weight is not None and _elements(value) <= PER_USE:
+            axes = found.at_use[node, index] = [Dim(dim.sizes) for dim in axes]
+        inputs.append(axes)
+    outputs = [None if value is None else found.axes[value] for value in node.outputs]
+    relation = Relation(node, inputs, outputs)
+    try:
+        find_rule(node.domain, node.op).apply(relation)
+    except NotCovered as reason:
+        relation = Relation(node, inputs, outputs)
+        found.uncovered[node] = str(reason)
+    found.relations[node] = relation
+
+
+def _elements(value: Value) -> int:
+    count = 1
+    for size in value.weight.shape if value.weight else ():
+        count *= size
+    return count
+
+
+def _settle(found: Analysis, node: Node, relation: Relation) -> dict[Dim, str]:
+    blocked = relation.settle(lambda value: value.known is not None and value.weight is None)
+    if node in found.uncovered:
+        blocked = dict.fromkeys(blocked, found.uncovered[node])
+    for value in itertools.chain(node.inputs, node.outputs):
+        for leaf in found.conflicts.get(value, ()) if value is not None else ():
+            blocked.setdefault(leaf, "it stands on two axes of one tensor")
+    kept = [axes for axes in relation.outputs if axes is not None]
+    for reduced in relation.reduced:
+        inside = set(leaves(reduced.dim))
+        for axes in kept:
+            for leaf in inside.intersection(leaf for dim in axes for leaf in leaves(dim)):
+                blocked.setdefault(leaf, "it is summed over and kept")
+        for leaf in _repeated([reduced.dim]):
+            blocked.setdefault(leaf, "it stands twice in one axis")
+    if relation.lookup is not None:
+        table = relation.input(0)[relation.lookup.axis]
+        if root(table).kind != "leaf":
+            for leaf in leaves(table):
+                blocked.setdefault(leaf, "the rows of this table are not one run")
+    return blocked
+
+
+def _repeated(axes: Sequence[Dim]) -> Iterator[Dim]:
+    """Leaves that stand in two factors of the value: a cut would cut it twice."""
+    seen: set[Dim] = set()
+    for dim in axes:
+        inside = set()
+        for leaf in leaves(dim):
+            if not leaf.unit:
+                inside.add(leaf)
+        yield from inside & seen
+        seen |= inside
+        yield from _repeated_within(dim)
+
+
+def _repeated_within(dim: Dim) -> Iterator[Dim]:
+    top = root(dim)
+    if top.kind == "product":
+        yield from _repeated(top.parts)
+    elif top.kind == "sum":
+        for part in top.parts:
+            yield from _repeated_within(part)
+
+
+def product_related(axes: Sequence[Dim]) -> Iterator[tuple[Dim, Dim]]:
+    """Pairs of leaves that stand in different factors of a value: they cannot be cut over one sub-axis together."""
+    inside = [[leaf for leaf in leaves(dim) if leaf.static and not leaf.unit] for dim in axes]
+    for a, b in itertools.combinations(inside, 2):
+        yield from itertools.product(a, b)
+    for dim in axes:
+        yield from _related_within(dim)
+
+
+def _related_within(dim: Dim) -> Iterator[tuple[Dim, Dim]]:
+    top = root(dim)
+    if top.kind == "product":
+        yield from product_related(top.parts)
+    elif top.kind == "sum":
+        for part in top.parts:
+            yield from _related_within(part)

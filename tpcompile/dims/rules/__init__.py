@@ -1,0 +1,5 @@
+"""The rules, one file per family of operators. Importing this package fills the table in `tpcompile.dims.registry`."""
+
+from tpcompile.dims.rules import attention, contractions, elementwise, joins, lookups, norms, reductions, reshapes
+
+__all__ = ["attention", "contractions", "elementwise", "joins", "lookups", "norms", "reductions", "reshapes"]

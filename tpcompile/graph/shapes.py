@@ -1,0 +1,343 @@
+"""Shapes and shape values: a walk over the graph with two sets of input sizes.
+
+Each symbol of the inputs takes a number, different per sample; then every node is asked once per sample for its output
+shapes (onnx's own inference, with the values of shape operands), and small integer arithmetic is evaluated. Nothing of
+a weight is read but small constants, no kernel is run. What onnx cannot infer is asked of onnx-shape-inference.
+
+Leaves in every `Value`: `dtype`, `sizes` (None where even the rank is unknown) and `known` where it is metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from tpcompile.errors import refuse
+from tpcompile.graph.evaluate import NotEvaluable, evaluate
+from tpcompile.graph.program import Node, Program, Sizes, Value
+from tpcompile.graph.samples import SAMPLES, Samples
+from tpcompile.weights.source import FileBytes, MemoryBytes
+
+Shape = tuple[Sizes, ...]
+SMALL_INTEGERS, SMALL_FLOATS = 4096, 64
+"""Up to how many elements a constant is metadata that may be read."""
+RESTARTS = 32
+
+_BROADCAST = frozenset(
+    "Add Sub Mul Div Pow Mod And Or Xor Equal Greater GreaterOrEqual Less LessOrEqual Where Max Min Mean Sum "
+    "BitwiseAnd BitwiseOr BitwiseXor PRelu".split()
+)
+_COMPARE = frozenset("And Or Xor Equal Greater GreaterOrEqual Less LessOrEqual".split())
+
+
+class SizesDiffer(Exception):
+    """Two dims must be equal by the operator's definition but carry different sizes."""
+
+    def __init__(self, a: Sizes, b: Sizes) -> None:
+        self.pair = (a, b)
+        super().__init__(f"{a} and {b}")
+
+
+@dataclass
+class ShapeReport:
+    """What the walk found: the samples, and warnings worth telling."""
+
+    samples: Samples
+    warnings: list[str] = field(default_factory=list)
+
+
+def infer_shapes(program: Program, symbolic: Callable[[Samples], dict[str, tuple[str, Shape]]] | None = None) -> ShapeReport:
+    """Fill in `dtype`, `sizes` and `known` of every value of the program.
+
+    `symbolic` gives shapes that another inference found, by value name; it is only called where the walk needs one.
+
+    Raises:
+        Refused: TP310 where two input dims that must be equal cannot be made so.
+    """
+    samples = Samples(_static_sizes(program))
+    walk = _Walk(program, samples, symbolic)
+    for _ in range(RESTARTS):
+        try:
+            walk.run()
+            return ShapeReport(samples, walk.warnings)
+        except SizesDiffer as differ:
+            if not samples.bind(*differ.pair):
+                where, a, b = walk.where, *(samples.describe(sizes) or str(sizes) for sizes in differ.pair)
+                raise refuse(
+                    "TP310", f"node {where}", f"its operands have sizes {a} and {b} on one axis", "Check the model with onnx.checker, and give equal input axes one name"
+                ) from None
+    raise refuse("TP310", "", f"input sizes still contradict each other after {RESTARTS} merges", "Give equal input axes one name")
+
+
+def _static_sizes(program: Program) -> set[int]:
+    found = {1}
+    for value in program.values.values():
+        for size in value.shape or ():
+            if isinstance(size, int):
+                found.add(size)
+    return found
+
+
+def constant_of(value: Value) -> np.ndarray[Any, Any] | None:
+    """The content of a small stored tensor, None where it is large, absent or of a type numpy lacks."""
+    weight = value.weight
+    if weight is None:
+        return None
+    count = int(np.prod(weight.shape, dtype=np.int64))
+    integral = weight.dtype.startswith(("int", "uint", "bool"))
+    if count > (SMALL_INTEGERS if integral else SMALL_FLOATS) or weight.dtype not in _NUMPY:
+        return None
+    if isinstance(weight.source, MemoryBytes):
+        data = bytes(weight.source.data)
+    elif isinstance(weight.source, FileBytes) and weight.source.path.is_file():
+        with weight.source.path.open("rb") as file:
+            file.seek(weight.source.offset)
+            data = file.read(weight.source.nbytes)
+    else:
+        return None
+    return np.frombuffer(data, dtype=weight.dtype).reshape(weight.shape)
+
+
+_NUMPY = frozenset("float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split())
+
+
+class _Walk:
+    def __init__(self, program: Program, samples: Samples, symbolic: Callable[[Samples], dict[str, tuple[str, Shape]]] | None) -> None:
+        self.program, self.samples, self.symbolic = program, samples, symbolic
+        self.cache: dict[object, list[tuple[str, tuple[int | None, ...] | None]]] = {}
+        self.constants = {value.name: constant_of(value) for value in program.weights}
+        self.attributes: dict[int, object] = {}
+        self.warnings: list[str] = []
+        self.where = ""
+        self.asked: dict[str, tuple[str, Shape]] | None = None
+
+    def run(self) -> None:
+        self.warnings.clear()
+        for value in self.program.values.values():
+            value.known = None
+            if value.weight is not None:
+                value.dtype = value.weight.dtype
+                value.sizes = tuple((size,) * SAMPLES for size in value.weight.shape)
+                constant = self.constants[value.name]
+                value.known = None if constant is None else (constant,) * SAMPLES
+        for value in self.program.inputs:
+            if value.shape is not None:
+                value.sizes = tuple(self.named(value.name, axis, size) for axis, size in enumerate(value.shape))
+        for node in self.program.nodes:
+            self.where = node.name or node.op
+            self.visit(node)
+            if self.samples.forced:
+                for value in node.outputs:
+                    if value is not None and value.sizes is not None:
+                        value.sizes = tuple(self.samples.forced.get(sizes, sizes) for sizes in value.sizes)
+
+    def named(self, name: str, axis: int, size: int | str | None) -> Sizes:
+        if isinstance(size, int):
+            return (size,) * SAMPLES
+        return self.samples.symbol(size) if size else self.samples.unnamed(name, axis)
+
+    def visit(self, node: Node) -> None:
+        if self.evaluate(node):
+            return
+        standard = node.domain in ("", "ai.onnx")
+        if standard and node.op in _BROADCAST and self.broadcast(node):
+            return
+        if standard and node.op == "MatMul" and self.matmul(node):
+            return
+        if standard and node.op == "Concat" and self.concat(node):
+            return
+        found = [self.infer(node, sample) for sample in range(SAMPLES)]
+        for k, output in enumerate(node.outputs):
+            if output is None:
+                continue
+            dtype, per_sample = found[0][k][0], [f[k][1] for f in found]
+            self.set_output(node, output, dtype, per_sample)
+
+    def set_output(self, node: Node, output: Value, dtype: str, per_sample: Sequence[tuple[int | None, ...] | None]) -> None:
+        first = per_sample[0]
+        if first is None or any(p is None or len(p) != len(first) for p in per_sample):
+            self.ask(output, dtype)
+            return
+        output.dtype = dtype or output.dtype
+        sizes: list[Sizes] = []
+        for axis in range(len(first)):
+            column = tuple(p[axis] for p in per_sample if p is not None)
+            if any(size is None for size in column):  # depends on data
+                sizes.append(self.named(output.name, axis, None))
+            else:
+                sizes.append(tuple(size for size in column if size is not None))
+        output.sizes = tuple(sizes)
+
+    def ask(self, output: Value, dtype: str) -> None:
+        """Take the shape of another inference, or leave it unknown: then the value runs whole."""
+        if self.asked is None:
+            self.asked = self.symbolic(self.samples) if self.symbolic else {}
+        found = self.asked.get(output.name)
+        output.dtype = dtype or (found[0] if found else output.dtype)
+        output.sizes = found[1] if found else None
+        if found is None:
+            self.warnings.append(f"the shape of {output.name} is unknown: it is computed whole")
+
+    def evaluate(self, node: Node) -> bool:
+        """Evaluate the node on both samples where all it reads is known."""
+        if node.op in ("Shape", "Size") and node.domain in ("", "ai.onnx"):
+            source = node.inputs[0]
+            if source is None or source.sizes is None or node.outputs[0] is None:
+                return False
+            start, end = node.attribute("start", 0), node.attribute("end")
+            kept = source.sizes[start:end]
+            found = [np.array([size[k] for size in kept], np.int64) for k in range(SAMPLES)]
+            if node.op == "Size":
+                found = [np.asarray(np.prod(f), np.int64) for f in found]
+            self.set_known(node.outputs[0], found)
+            return True
+        if node.captured or (not node.inputs and node.op != "Constant"):
+            return False
+        inputs = [value for value in node.inputs if value is not None]
+        if not all(value.known is not None for value in inputs):
+            return False
+        results = []
+        for sample in range(SAMPLES):
+            arrays = [None if value is None or value.known is None else value.known[sample] for value in node.inputs]
+            try:
+                results.append(evaluate(node, arrays))
+            except NotEvaluable:
+                return False
+        for k, output in enumerate(node.outputs):
+            if output is None:
+                continue
+            found = [result[k] for result in results]
+            if any(f.ndim != found[0].ndim for f in found):
+                return False
+            self.set_known(output, found)
+        return True
+
+    def set_known(self, value: Value, found: Sequence[np.ndarray[Any, Any]]) -> None:
+        value.dtype = found[0].dtype.name
+        value.sizes = tuple(zip(*(f.shape for f in found), strict=True)) if found[0].ndim else ()
+        small = all(f.size <= (SMALL_INTEGERS if f.dtype.kind in "iub" else SMALL_FLOATS) for f in found)
+        value.known = tuple(found) if small else None
+
+    def broadcast(self, node: Node) -> bool:
+        shapes = [value.sizes for value in node.inputs if value is not None]
+        output = node.outputs[0]
+        if output is None or any(shape is None for shape in shapes):
+            return False
+        output.sizes = broadcast_shapes([shape for shape in shapes if shape is not None])
+        last = node.inputs[-1]
+        output.dtype = "bool" if node.op in _COMPARE else last.dtype if last is not None else None
+        if node.op == "Pow" and node.inputs[0] is not None:
+            output.dtype = node.inputs[0].dtype
+        return True
+
+    def matmul(self, node: Node) -> bool:
+        a, b, output = node.inputs[0], node.inputs[1], node.outputs[0]
+        if a is None or b is None or output is None or a.sizes is None or b.sizes is None or len(a.sizes) < 2 or len(b.sizes) < 2:
+            return False
+        if a.sizes[-1] != b.sizes[-2]:
+            raise SizesDiffer(a.sizes[-1], b.sizes[-2])
+        output.dtype = a.dtype
+        output.sizes = (*broadcast_shapes([a.sizes[:-2], b.sizes[:-2]]), a.sizes[-2], b.sizes[-1])
+        return True
+
+    def concat(self, node: Node) -> bool:
+        shapes = [value.sizes for value in node.inputs if value is not None]
+        output = node.outputs[0]
+        first = shapes[0]
+        if output is None or first is None or any(s is None or len(s) != len(first) for s in shapes):
+            return False
+        axis = node.attribute("axis") % len(first)
+        columns = [list(column) for column in zip(*(s for s in shapes if s is not None), strict=True)]
+        for k, column in enumerate(columns):
+            for other in column:
+                if k != axis and other != column[0]:
+                    raise SizesDiffer(column[0], other)
+        total = tuple(sum(size[sample] for size in columns[axis]) for sample in range(SAMPLES))
+        output.sizes = tuple(total if k == axis else column[0] for k, column in enumerate(columns))
+        output.dtype = next(value.dtype for value in node.inputs if value is not None)
+        return True
+
+    def infer(self, node: Node, sample: int) -> list[tuple[str, tuple[int | None, ...] | None]]:
+        """onnx's own shape inference of one node at one sample: (dtype, shape) per output, ("", None) where unknown."""
+        unknown: list[tuple[str, tuple[int | None, ...] | None]] = [("", None)] * len(node.outputs)
+        proto: onnx.NodeProto = node.origin
+        if node.captured or any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in proto.attribute):
+            return unknown
+        if any(value is not None and (value.sizes is None or value.dtype is None) for value in node.inputs):
+            return unknown
+        data = [None if value is None or value.known is None else value.known[sample] for value in node.inputs]
+        shapes = [None if value is None else (value.dtype, tuple(size[sample] for size in value.sizes or ())) for value in node.inputs]
+        if id(node) not in self.attributes:
+            self.attributes[id(node)] = tuple(a.SerializeToString(deterministic=True) for a in proto.attribute)
+        key = (node.op, node.domain, node.version, self.attributes[id(node)], tuple(shapes),
+               tuple(None if d is None else (d.dtype.name, d.tobytes()) for d in data), len(node.outputs))  # fmt: skip
+        if key not in self.cache:
+            self.cache[key] = self._infer(node, shapes, data) or unknown
+        return self.cache[key]
+
+    def _infer(self, node: Node, shapes: Sequence[Any], data: Sequence[Any]) -> list[tuple[str, tuple[int | None, ...] | None]] | None:
+        try:
+            schema = onnx.defs.get_schema(node.op, node.version, node.domain)
+        except onnx.defs.SchemaError:
+            return None
+        proto = onnx.NodeProto(op_type=node.op, domain=node.domain, name=node.name)
+        proto.attribute.extend(node.origin.attribute)
+        proto.input.extend("" if shape is None else f"i{k}" for k, shape in enumerate(shapes))
+        proto.output.extend("" if value is None else f"o{k}" for k, value in enumerate(node.outputs))
+        types, tensors = {}, {}
+        for k, shape in enumerate(shapes):
+            if shape is None:
+                continue
+            types[f"i{k}"] = helper.make_tensor_type_proto(onnx_dtype(shape[0]), shape[1])
+            if data[k] is not None:
+                tensors[f"i{k}"] = numpy_helper.from_array(data[k])
+        opsets = [helper.make_opsetid(node.domain, node.version)]
+        try:
+            found = onnx.shape_inference.infer_node_outputs(schema, proto, types, tensors, opset_imports=opsets, ir_version=10)
+        except Exception as error:  # onnx raises several kinds; what it cannot infer runs whole
+            self.warnings.append(f"onnx cannot infer {node.op} {node.name}: {str(error).splitlines()[0][:120]}")
+            return None
+        return [_read_type(found.get(f"o{k}")) for k in range(len(node.outputs))]
+
+
+def _read_type(proto: onnx.TypeProto | None) -> tuple[str, tuple[int | None, ...] | None]:
+    if proto is None or not proto.HasField("tensor_type"):
+        return "", None
+    tensor = proto.tensor_type
+    dtype = dtype_name(tensor.elem_type) if tensor.elem_type else ""
+    if not tensor.HasField("shape"):
+        return dtype, None
+    return dtype, tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
+
+
+def dtype_name(elem_type: int) -> str:
+    """The standard name of an ONNX element type: 1 → "float32", 17 → "float8e4m3fn"."""
+    name = TensorProto.DataType.Name(elem_type).lower()
+    return {"float": "float32", "double": "float64"}.get(name, name)
+
+
+def onnx_dtype(name: str) -> int:
+    """The ONNX element type of a standard name."""
+    return int(TensorProto.DataType.Value({"float32": "FLOAT", "float64": "DOUBLE"}.get(name, name.upper())))
+
+
+def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
+    """The shape that several broadcast to; raises SizesDiffer where two sizes are neither equal nor 1."""
+    rank = max(map(len, shapes), default=0)
+    found: list[Sizes] = []
+    for axis in range(rank):
+        size: Sizes = (1,) * SAMPLES
+        for shape in shapes:
+            position = axis - rank + len(shape)
+            if position < 0 or shape[position] == size or set(shape[position]) == {1}:
+                continue
+            if set(size) != {1}:
+                raise SizesDiffer(size, shape[position])
+            size = shape[position]
+        found.append(size)
+    return tuple(found)

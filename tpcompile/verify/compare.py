@@ -1,0 +1,205 @@
+"""Comparison with the source model: outputs within its own noise, and every value of the ranks that can be put together again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from tpcompile.errors import refuse
+from tpcompile.verify.files import Array, Bundle, ModelFile
+from tpcompile.verify.simulate import Trace, session_options
+
+FLOOR, CEILING, NOISES = 3e-5, 2e-2, 1.5
+"""Relative error that is never held against a compile; that always is; and how many times the source's noise is allowed."""
+FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
+
+
+def relative_error(want: Array, got: Array) -> float:
+    """Largest difference over largest magnitude; the share of differing elements where the values are no numbers to subtract.
+
+    Infinite where shapes or types differ, or where one has an infinity or NaN that the other has not.
+    """
+    if want.shape != got.shape or want.dtype != got.dtype:
+        return math.inf
+    if not want.size:
+        return 0.0
+    if want.dtype.kind in "iubSUO":
+        return float(np.mean(want != got))
+    a, b = want.astype(np.float64), got.astype(np.float64)
+    finite = np.isfinite(a)
+    if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
+        return math.inf
+    return float(np.abs(a - b)[finite].max(initial=0) / (np.abs(a[finite]).max(initial=0) + 1e-6))
+
+
+@dataclass
+class SourceRun:
+    """The source model with all its values visible: once as it is, once with weights moved by one unit in the last place."""
+
+    model: ModelFile
+    outputs: list[str] = field(init=False)
+    _sessions: list[tuple[ort.InferenceSession, list[Any]]] = field(init=False)
+    _names: list[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        proto = onnx.ModelProto()
+        proto.CopyFrom(self.model.proto)
+        self.outputs = [value.name for value in proto.graph.output]
+        inner = dict.fromkeys(name for node in proto.graph.node for name in node.output if name and name not in self.outputs)
+        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
+        self._names = [*self.outputs, *inner]
+        data = proto.SerializeToString()
+        self._sessions = [self._open(data, {}), self._open(data, self._moved())]
+
+    def _open(self, data: bytes, replaced: Mapping[str, Array]) -> tuple[ort.InferenceSession, list[Any]]:
+        options = session_options(self.model.folder)
+        kept = []  # onnxruntime reads these while the session lives
+        for name, array in replaced.items():
+            kept.append(ort.OrtValue.ortvalue_from_numpy(array))
+            options.add_initializer(name, kept[-1])
+        try:
+            return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"]), kept
+        except Exception as error:  # onnxruntime raises a dozen types of its own
+            raise refuse("TP504", self.model.name, f"onnxruntime cannot open it: {' '.join(str(error).split())[:300]}", "Verification runs the source; give one that onnxruntime can run on a CPU") from error
+
+    def _moved(self) -> dict[str, Array]:
+        rng = np.random.default_rng(0)
+        moved = {}
+        for tensor in self.model.graph.initializer:
+            if tensor.data_type in FLOATS and math.prod(tensor.dims) > 16:
+                array = self.model.array(tensor.name)
+                up = np.where(rng.random(array.shape, np.float32) < 0.5, np.inf, -np.inf).astype(array.dtype)
+                moved[tensor.name] = np.where(rng.random(array.shape, np.float32) < 0.5, np.nextafter(array, up), array)
+        return moved
+
+    def run(self, feeds: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, float]]:
+        """All values, and for each the relative error that is allowed. Raises what onnxruntime raises."""
+        (values, moved) = (dict(zip(self._names, session.run(self._names, dict(feeds)), strict=True)) for session, _ in self._sessions)
+        limits = {name: min(CEILING, max(FLOOR, NOISES * relative_error(values[name], moved[name]))) for name in values if isinstance(values[name], np.ndarray)}
+        return values, limits
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A value of the ranks that is not the source's: the source node that makes it, the error and what was allowed."""
+
+    value: str
+    node: str
+    error: float
+    limit: float
+    declared: bool
+
+    def __str__(self) -> str:
+        return f"{self.value} (made by {self.node}): relative error {self.error:.1e}, {self.limit:.1e} allowed"
+
+
+def whole_output(bundle: Bundle, trace: Trace, name: str) -> Array | str:
+    """An output put together by its placement in bundle.json; a text that says why where the parts do not fit."""
+    parts, placement = trace.of(name), bundle.placement("outputs", name)
+    if not placement:
+        differs = [rank for rank, part in enumerate(parts) if relative_error(parts[0], part) > FLOOR]
+        return f"is whole by bundle.json, but rank {differs[0]} has another value than rank 0" if differs else parts[0]
+    return assembled(parts, placement["axis"], placement["ranges"])
+
+
+def assembled(parts: list[Array], axis: int, ranges: list[list[list[int]]]) -> Array | str:
+    """Parts that hold `ranges[rank]` of `axis` as one array; a text where they do not fit, do not cover it, or disagree."""
+    if len(ranges) != len(parts):
+        return f"has ranges for {len(ranges)} ranks, not {len(parts)}"
+    held = [np.concatenate([np.arange(start, stop) for start, stop in mine]) for mine in ranges]
+    size = 1 + max(int(mine.max(initial=-1)) for mine in held)
+    covered = np.zeros(size, bool)
+    whole: Array | None = None
+    for rank, (part, mine) in enumerate(zip(parts, held, strict=True)):
+        if axis >= part.ndim or part.shape[axis] != mine.size:
+            return f"has shape {list(part.shape)} on rank {rank}, its ranges on axis {axis} name {mine.size} indices"
+        if whole is None:
+            whole = np.zeros([size if at == axis else count for at, count in enumerate(part.shape)], part.dtype)
+        at = (*[slice(None)] * axis, mine)
+        if part.shape[:axis] + part.shape[axis + 1 :] != whole.shape[:axis] + whole.shape[axis + 1 :]:
+            return f"has shape {list(part.shape)} on rank {rank}, which does not fit {list(parts[0].shape)} on rank 0"
+        copies = covered[mine]
+        if copies.any() and relative_error(whole[(*at[:-1], mine[copies])], part[(*at[:-1], copies)]) > FLOOR:
+            return f"differs on rank {rank} from another rank that holds the same part of axis {axis}"
+        whole[at] = part
+        covered[mine] = True
+    if whole is None or not covered.all():
+        return f"lacks index {int(np.argmin(covered))} of axis {axis} on every rank"
+    return whole
+
+
+def divergences(bundle: Bundle, source: ModelFile, trace: Trace, want: Mapping[str, Array], limits: Mapping[str, float]) -> Iterator[Divergence]:
+    """Values that kept their source's name and are further from it than allowed, in the source's order of nodes.
+
+    Where the rank files say how a value lies (`tpcompile.placements`), that is what is checked; elsewhere the best of the
+    ways it could lie is taken, so that a way is never guessed wrong, at the price of seeing less.
+    """
+    placements = declared_placements(bundle)
+    for node in source.graph.node:
+        for name in node.output:
+            if not name or name not in limits or any(name not in values for values in trace.values):
+                continue
+            parts, target, limit = trace.of(name), want[name], limits[name]
+            declared = [placements[rank].get(name) for rank in range(bundle.tp)]
+            if declared[0] is not None:
+                error = _declared_error(parts, target, declared)
+            else:
+                error = min((relative_error(target, way) for way in _ways(parts, target)), default=0.0)
+            if error > limit:
+                yield Divergence(name, f"{node.op_type} {node.name}".strip(), error, limit, declared[0] is not None)
+
+
+def declared_placements(bundle: Bundle) -> list[dict[str, Any]]:
+    """How named values lie, as each rank's file says under the metadata key `tpcompile.placements`."""
+    found = []
+    for model in bundle.ranks:
+        texts = [entry.value for entry in model.graph.metadata_props if entry.key == "tpcompile.placements"]
+        found.append(dict(json.loads(texts[0])) if texts else {})
+    return found
+
+
+def _declared_error(parts: list[Array], want: Array, declared: list[Any]) -> float:
+    """The worst error over what the declaration lets us put together; infinite where the parts do not fit it."""
+    entry = declared[0]
+    if any(other != entry for other in declared):
+        return math.inf
+    if "partial" in entry:
+        groups = entry["partial"] or [list(range(len(parts)))]
+        return max(relative_error(want, summed([parts[rank] for rank in group])) for group in groups)
+    if entry.get("axis") is None:
+        return max(relative_error(want, part) for part in parts)
+    whole = assembled(parts, entry["axis"], entry["ranges"])
+    return math.inf if isinstance(whole, str) else relative_error(want, whole)
+
+
+def summed(parts: list[Array]) -> Array:
+    """The sum of partial values, added up in double precision."""
+    if len({part.shape for part in parts}) != 1:
+        return np.zeros(0)
+    total = parts[0].astype(np.float64)
+    for part in parts[1:]:
+        total = total + part.astype(np.float64)
+    return total.astype(parts[0].dtype)
+
+
+def _ways(parts: list[Array], want: Array) -> Iterator[Array]:
+    """What the parts could mean together: the same on all ranks, a sum, or pieces of one axis in order of rank."""
+    if any(not isinstance(part, np.ndarray) or part.dtype != want.dtype or part.ndim != want.ndim for part in parts):
+        return
+    if all(part.shape == want.shape for part in parts):
+        yield parts[0]
+        if want.dtype.kind == "f":
+            yield summed(parts)
+        return
+    for axis in range(want.ndim):
+        if sum(part.shape[axis] for part in parts) == want.shape[axis]:
+            rest = {(*part.shape[:axis], *part.shape[axis + 1 :]) for part in parts}
+            if len(rest) == 1:
+                yield np.concatenate(parts, axis)

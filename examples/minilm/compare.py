@@ -35,7 +35,7 @@ def compare(folder: Path, bundle: Path) -> float:
 
     for number, sentence in enumerate(SENTENCES, start=1):
         console.print(f"  {number}  {sentence}")
-    sides = Table.grid(padding=(0, 4))
+    sides = Table.grid(padding=(0, 3))
     sides.add_row(similarities("one device (onnxruntime)", one), similarities(f"{ranks} ranks (tprun under MPI)", many))
     console.print(sides)
     difference = float(np.abs(one - many).max())
@@ -57,9 +57,10 @@ def compare(folder: Path, bundle: Path) -> float:
 def similarities(title: str, embeddings: npt.NDArray[Any]) -> Table:
     """The cosine of each pair of sentences; the nearest other sentence of each row stands out."""
     cosines = embeddings @ embeddings.T
-    table = Table(title=title, box=None, padding=(0, 1), title_justify="left", title_style="bold")
-    for header in ["", *(str(number) for number in range(1, len(cosines) + 1))]:
-        table.add_column(header, justify="right", style="dim" if not header else "")
+    table = Table(title=title, box=None, padding=(0, 0, 0, 1), title_justify="left", title_style="bold")
+    table.add_column("", style="dim")
+    for number in range(1, len(cosines) + 1):
+        table.add_column(str(number), justify="right", min_width=len("-0.00"))
     for number, row in enumerate(cosines):
         nearest = max((k for k in range(len(row)) if k != number), key=lambda k: float(row[k]))
         cells = [f"[bold green]{cosine:.2f}[/]" if k == nearest else f"{cosine:.2f}" for k, cosine in enumerate(row)]

@@ -51,6 +51,7 @@ class _Scope:
     versions: dict[str, int]
     functions: AbstractSet[tuple[str, str]]
     in_function: bool = False
+    nested: bool = False
 
 
 def _scope(scope: _Scope) -> Iterator[Fault]:
@@ -61,6 +62,9 @@ def _scope(scope: _Scope) -> Iterator[Fault]:
         yield Fault("TP219", place.removesuffix(", "), f"the name {odd[0]!r} is not UTF-8 text", _AGAIN)
         return
     yield from _duplicates(graph, place)
+    for info in (*graph.input, *graph.output):
+        if not all(isinstance(dim.dim_param, str) for dim in info.type.tensor_type.shape.dim):
+            yield Fault("TP219", f"{place}value {info.name}", "the name of an axis is not UTF-8 text", _AGAIN)
     visible = scope.outer | own
     missing = False
     nested: list[tuple[NodeProto, str]] = []
@@ -74,12 +78,12 @@ def _scope(scope: _Scope) -> Iterator[Fault]:
         if node.attribute and any(True for _ in subgraphs(node)):
             nested.append((node, f"{place}{node_label(node, index)}, "))
     for value in graph.output:
-        if value.name not in own and (scope.in_function or not place):
+        if value.name not in (visible if scope.nested else own):
             yield Fault("TP216", f"{place}output {value.name}", "nothing makes it", _AGAIN)
     for node, label in nested:
         for inner in subgraphs(node):
             yield from _scope(
-                _Scope(inner, label, visible, scope.versions, scope.functions, in_function=scope.in_function)
+                _Scope(inner, label, visible, scope.versions, scope.functions, scope.in_function, nested=True)
             )
     if not missing:
         yield from _cycle(graph, place)
@@ -101,7 +105,7 @@ def _duplicates(graph: GraphProto, place: str) -> Iterator[Fault]:
             made[name] = maker
     for kind, names in (
         ("weights", [tensor.name for tensor in graph.initializer if tensor.name in inputs]),
-        ("outputs", [value.name for value in graph.output] if not place else []),
+        ("outputs", [value.name for value in graph.output]),
     ):
         for name in sorted({name for name in names if names.count(name) > 1}):
             yield Fault("TP217", f"{place}value {name}", f"stands twice among the {kind}", _AGAIN)
@@ -239,20 +243,20 @@ def _cycle_fault(nodes: Sequence[NodeProto], path: Sequence[int], place: str) ->
 
 def _function_faults(model: ModelProto) -> list[Fault]:
     """Functions that call themselves, or that inlining would blow up."""
-    functions = {(_domain(f.domain), f.name): f for f in model.functions}
-    sizes: dict[tuple[str, str], int] = {}
-    path: list[tuple[str, str]] = []
+    functions = {(_domain(f.domain), f.name, f.overload): f for f in model.functions}
+    sizes: dict[tuple[str, str, str], int] = {}
+    path: list[tuple[str, str, str]] = []
 
     def size(nodes: Iterable[NodeProto]) -> int:
         total = 0
         for node in nodes:
-            key = (_domain(node.domain), node.op_type)
+            key = (_domain(node.domain), node.op_type, node.overload)
             total += called(key, functions[key]) if key in functions else 1
             for graph in subgraphs(node):
                 total += size(graph.node)
         return total
 
-    def called(key: tuple[str, str], function: FunctionProto) -> int:
+    def called(key: tuple[str, str, str], function: FunctionProto) -> int:
         if key in path:
             raise RecursionError(function_label(function))
         if key not in sizes:
@@ -262,6 +266,8 @@ def _function_faults(model: ModelProto) -> list[Fault]:
         return sizes[key]
 
     remedy = "Export the model again without that function"
+    if len(functions) < len(model.functions):
+        return [Fault("TP217", "", "a function is defined twice", remedy)]
     try:
         total = size(model.graph.node)
         for key, function in functions.items():

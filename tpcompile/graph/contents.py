@@ -9,6 +9,9 @@ from onnx import AttributeProto, FunctionProto, GraphProto, ModelProto, NodeProt
 
 from tpcompile.errors import refuse
 
+ONNX_DOMAINS = ("", "ai.onnx")
+"""Two spellings of the domain of ONNX's own operators."""
+
 MAX_DEPTH = 30
 """Graphs within graphs that are followed; real models have three."""
 
@@ -56,7 +59,7 @@ def held_tensors(model: ModelProto) -> list[Held]:
                 for graph in _graphs(attribute):
                     found += _weights(graph, f"{label}, ")
                     pending.append((f"{label}, ", graph.node, depth + 1))
-                role = "constant" if node.op_type == "Constant" else "attribute"
+                role = "constant" if node.op_type == "Constant" and node.domain in ONNX_DOMAINS else "attribute"
                 found += [Held(label, tensor, role) for tensor in _tensors(attribute)]
     return found
 

@@ -70,8 +70,8 @@ def _file(
     folder: Path, location: str, what: str, allow_links: bool, require_data: bool
 ) -> tuple[Path, int | None] | Fault:
     """The file of that location and its bytes (None where it is absent and may be), or what is wrong with it."""
-    windows = PureWindowsPath(location)
-    parts = PurePosixPath(location).parts
+    windows = PureWindowsPath(location if isinstance(location, str) else "")
+    parts = PurePosixPath(location).parts if isinstance(location, str) else ()  # protobuf gives bytes for bad UTF-8
     if not parts or "\0" in location:
         return Fault("TP211", what, f"names its data file {location!r}", _INSIDE)
     if location.startswith("/") or windows.drive or windows.root or ".." in parts or ".." in windows.parts:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from onnx import AttributeProto, ValueInfoProto, numpy_helper
+from onnx import AttributeProto, TensorShapeProto, ValueInfoProto
 
 from tpcompile.graph.normalize import NormalGraph, Step, normalize
 from tpcompile.graph.program import Node, Program, Value, Weight
 from tpcompile.graph.read import SourceModel
-from tpcompile.graph.tensors import DTYPES
+from tpcompile.graph.tensors import DTYPES, array_of
 
 
 def to_program(source: SourceModel) -> Program:
@@ -37,13 +37,19 @@ def _described(values: dict[str, Value], info: ValueInfoProto) -> Value:
     """The value of a graph's input or output, with what the graph says of its type and shape."""
     value = values.setdefault(info.name, Value(info.name))
     kind = info.type.tensor_type
-    if info.type.HasField("tensor_type") and value.weight is None:
+    described = value.weight is not None or value.dtype is not None  # an input may be an output at once
+    if info.type.HasField("tensor_type") and not described:
         value.dtype = DTYPES[kind.elem_type][0] if kind.elem_type in DTYPES else None
         if kind.HasField("shape"):
-            value.shape = tuple(
-                d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in kind.shape.dim
-            )
+            value.shape = tuple(_axis(dim) for dim in kind.shape.dim)
     return value
+
+
+def _axis(dim: TensorShapeProto.Dimension) -> int | str | None:
+    """An axis as the source spells it; some exporters write -1 for one of unknown size."""
+    if dim.HasField("dim_value"):
+        return dim.dim_value if dim.dim_value >= 0 else None
+    return dim.dim_param or None
 
 
 def _node(step: Step, values: dict[str, Value], opsets: dict[str, int]) -> Node:
@@ -84,14 +90,14 @@ _PLAIN: dict[int, Callable[[AttributeProto], Any]] = {
     AttributeProto.FLOAT: lambda a: a.f,
     AttributeProto.INT: lambda a: a.i,
     AttributeProto.STRING: lambda a: _text(a.s),
-    AttributeProto.TENSOR: lambda a: numpy_helper.to_array(a.t),
+    AttributeProto.TENSOR: lambda a: array_of(a.t),
     AttributeProto.GRAPH: lambda a: a.g,
     AttributeProto.SPARSE_TENSOR: lambda a: a.sparse_tensor,
     AttributeProto.TYPE_PROTO: lambda a: a.tp,
     AttributeProto.FLOATS: lambda a: list(a.floats),
     AttributeProto.INTS: lambda a: list(a.ints),
     AttributeProto.STRINGS: lambda a: [_text(s) for s in a.strings],
-    AttributeProto.TENSORS: lambda a: [numpy_helper.to_array(t) for t in a.tensors],
+    AttributeProto.TENSORS: lambda a: [array_of(t) for t in a.tensors],
     AttributeProto.GRAPHS: lambda a: list(a.graphs),
     AttributeProto.SPARSE_TENSORS: lambda a: list(a.sparse_tensors),
     AttributeProto.TYPE_PROTOS: lambda a: list(a.type_protos),

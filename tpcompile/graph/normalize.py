@@ -17,11 +17,12 @@ import onnx
 import onnx.inliner
 from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoProto
 
+from tpcompile.errors import raise_all, refuse
+from tpcompile.graph.check_graph import graph_faults
+from tpcompile.graph.contents import ONNX_DOMAINS
 from tpcompile.graph.read import SourceModel
 from tpcompile.graph.scopes import captured_names, defined_names, renamed, subgraphs
 from tpcompile.graph.tensors import inline_bytes
-
-ONNX_DOMAINS = ("", "ai.onnx")
 
 
 @dataclass(slots=True)
@@ -80,7 +81,11 @@ def normalize(source: SourceModel) -> NormalGraph:
 
 
 def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model without local functions. Weights do not pass through the inliner: it would serialize them."""
+    """The model without local functions. Weights do not pass through the inliner: it would serialize them.
+
+    Raises:
+        Refused: TP221 where onnx cannot inline a function, else the faults of the graph that inlining gives.
+    """
     if not model.functions:
         return model
     light = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
@@ -90,7 +95,13 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     for tensor in model.graph.initializer:
         light.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
     light.graph.name = model.graph.name
-    result = onnx.inliner.inline_local_functions(light, convert_version=True)
+    try:
+        result = onnx.inliner.inline_local_functions(light, convert_version=True)
+    except Exception as error:  # onnx raises several kinds
+        said = next(iter(str(error).splitlines()), type(error).__name__)[:200]
+        remedy = "Export the model again without local functions"
+        raise refuse("TP221", "", f"onnx cannot inline the model's functions: {said}", remedy) from error
+    raise_all(graph_faults(result))
     result.graph.ClearField("initializer")
     result.graph.initializer.extend(model.graph.initializer)
     return result
@@ -100,6 +111,8 @@ def _steps(nodes: Iterable[NodeProto]) -> list[Step]:
     found = []
     for node in nodes:
         step = Step(node, node.name, list(node.input), list(node.output))
+        if not any(step.outputs):
+            continue
         if node.attribute and any(True for _ in subgraphs(node)):
             step.captured = captured_names(node)
         found.append(step)
@@ -170,13 +183,13 @@ class _Build:
     def same(self, output: str, value: str, step: Step | None = None) -> None:
         """Make `output` another name of `value`; where both names must stay, keep (or add) an Identity."""
         origin = self.resolve(value)
-        if output not in self.outputs:
-            self.alias[output] = origin
-        elif origin in self.outputs or origin in self.inputs or origin in self.weights:
+        old, new = (origin, output) if output in self.outputs else (output, origin)
+        fixed = old in self.outputs or old in self.inputs or old in self.weights
+        if fixed or self.inner[new] > 0:  # a nested graph that makes a `new` of its own could not read this one
             proto = step.proto if step else onnx.helper.make_node("Identity", [origin], [output])
             self.steps.append(Step(proto, proto.name, [origin], [output]))
         else:
-            self.alias[origin] = output
+            self.alias[old] = new
 
     def decided(self, step: Step) -> GraphProto | None:
         """The branch that an If always takes, or None where that depends on the inputs."""
@@ -190,8 +203,10 @@ class _Build:
         """Put the nodes of the branch in the place of the If."""
         graph = self.lifted_graph(branch)
         names = {}
-        for name in sorted(defined_names(graph)):
-            if name in self.taken or self.inner[name] > 1:
+        made = sorted(defined_names(graph))
+        self.inner.subtract(made)
+        for name in made:
+            if name in self.taken or self.inner[name] > 0:
                 names[name] = self.fresh(name)
             self.taken.add(names.get(name, name))
         if names:
@@ -203,16 +218,8 @@ class _Build:
 
     def lifted(self, node: NodeProto) -> NodeProto:
         """The node with subgraphs that hold no weights: those are weights of the main graph now."""
-        copy = onnx.NodeProto(
-            op_type=node.op_type,
-            domain=node.domain,
-            name=node.name,
-            overload=node.overload,
-            input=node.input,
-            output=node.output,
-            doc_string=node.doc_string,
-            metadata_props=node.metadata_props,
-        )
+        copy = onnx.NodeProto()
+        _copy_fields(node, copy, leave={"attribute"})
         for attribute in node.attribute:
             new = copy.attribute.add()
             if attribute.type == AttributeProto.GRAPH:
@@ -239,16 +246,14 @@ class _Build:
                 kept.append(node)
         for name, tensor in held.items():
             names[name] = self.lift(name, tensor)
-        copy = onnx.GraphProto(
-            name=graph.name, input=graph.input, output=graph.output, doc_string=graph.doc_string, node=kept
-        )
+        copy = onnx.GraphProto()
+        _copy_fields(graph, copy, leave={"initializer", "node", "value_info"})
         copy.value_info.extend(value for value in graph.value_info if value.name not in held)
-        ends = {value.name for value in graph.output if value.name in held}
+        ends = [value.name for value in graph.output if value.name in held]
+        # A graph must make its outputs itself.
+        copy.node.extend(onnx.helper.make_node("Identity", [names[name]], [name]) for name in ends)
+        copy.node.extend(kept)
         copy = renamed(copy, {old: new for old, new in names.items() if old != new and old not in ends})
-        for name in sorted(ends):  # a graph must make its outputs itself
-            for node in copy.node:
-                _replace_inputs(node, name, names[name])
-            copy.node.append(onnx.helper.make_node("Identity", [names[name]], [name]))
         for node in copy.node:
             if any(True for _ in subgraphs(node)):
                 node.CopyFrom(self.lifted(node))
@@ -259,7 +264,7 @@ class _Build:
         old = self.weights.get(name)
         if old is not None and _same_tensor(old, tensor):
             return name
-        new = self.fresh(name) if name in self.taken or self.inner[name] else name
+        new = self.fresh(name) if name in self.taken or self.inner[name] > 0 else name
         self.taken.add(new)
         self.weights[new] = tensor
         return new
@@ -310,10 +315,15 @@ def _count_inner(graph: GraphProto, counts: Counter[str]) -> None:
             _count_inner(inner, counts)
 
 
-def _replace_inputs(node: NodeProto, old: str, new: str) -> None:
-    for position, name in enumerate(node.input):
-        if name == old:
-            node.input[position] = new
+def _copy_fields(message: NodeProto | GraphProto, copy: NodeProto | GraphProto, leave: set[str]) -> None:
+    """Copy all fields but those of `leave`, which may hold weights."""
+    for descriptor, value in message.ListFields():
+        if descriptor.name in leave:
+            continue
+        if isinstance(value, str):
+            setattr(copy, descriptor.name, value)
+        else:
+            getattr(copy, descriptor.name).extend(value)
 
 
 def _same_tensor(one: TensorProto, other: TensorProto) -> bool:

@@ -74,3 +74,10 @@ def inline_bytes(tensor: onnx.TensorProto) -> bytes:
         return np.array(tensor.uint64_data, dtype="<u8").astype(f"<u{bits // 8}").tobytes()
     # int32_data holds the bits of everything narrower, one element (or one packed byte of sub-byte elements) each.
     return np.array(tensor.int32_data, dtype="<i4").astype(f"<u{max(bits, 8) // 8}").tobytes()
+
+
+def array_of(tensor: onnx.TensorProto) -> np.ndarray[tuple[int, ...], np.dtype[np.generic]]:
+    """A tensor that stands in an attribute, as an array (of bytes objects where it holds text)."""
+    if tensor.data_type == TensorProto.STRING:
+        return np.array(list(tensor.string_data), dtype=object).reshape(tuple(tensor.dims))
+    return onnx.numpy_helper.to_array(tensor)

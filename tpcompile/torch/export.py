@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -39,7 +40,8 @@ def exported_model(
         if model.training:
             raise refuse("TP701", name, "is in training mode", "Call model.eval() first")
         if isinstance(example_inputs, Mapping):
-            arguments["kwargs"] = dict(example_inputs)
+            order = [name for name in inspect.signature(model.forward).parameters if name in example_inputs]
+            arguments["kwargs"] = {name: example_inputs[name] for name in order} | dict(example_inputs)
         else:
             arguments["args"] = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
         arguments["dynamic_shapes"] = dynamic

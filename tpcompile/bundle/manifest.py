@@ -162,10 +162,10 @@ class Manifest:
 
     def write(self, folder: Path | str) -> Path:
         """Write `bundle.json` into `folder`; returns its path. Refuses (TP45x) what `read` would, files aside."""
-        content = self.to_json()
-        _parse(content, FILE_NAME)
+        text = json.dumps(self.to_json(), indent=1)
+        _parse(json.loads(text), FILE_NAME)
         path = Path(folder) / FILE_NAME
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        path.write_text(text + "\n", encoding="utf-8")
         return path
 
     @classmethod

@@ -1,0 +1,203 @@
+"""A rank's model as a chain of ONNX Runtime sessions with collectives between them.
+
+Weights stay in their files: each session maps them from the bundle's folder, and without prepacking nothing is copied,
+so that a start takes a fraction of a second whatever the size (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+import onnxruntime as ort  # type: ignore[import-untyped]
+
+from tpcompile.bundle.manifest import RankEntry
+from tpcompile.errors import refuse
+from tpcompile.run.bfloat16 import compute_in_float32
+from tpcompile.run.mpi import World, perform
+from tpcompile.run.split import Exchange, Segment, split
+from tpcompile.run.tensors import ELEMENT_OF_ORT
+from tpcompile.run.watchdog import Watchdog
+from tpcompile.targets.collectives import DOMAIN, Collective
+
+Values = dict[str, ort.OrtValue]
+ERROR_LEVEL = 3
+_thread_pool_made = False
+
+
+@dataclass
+class _Session:
+    """One segment ready to run; `released` are values that nobody reads after it."""
+
+    session: Any
+    binding: Any
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    released: tuple[str, ...] = ()
+
+
+@dataclass
+class _Collective:
+    """One collective ready to run; `label` says which it is, for messages."""
+
+    found: Collective
+    owned: bool
+    label: str
+    released: tuple[str, ...] = ()
+
+
+class SegmentRunner:
+    """Runs one rank's model file. All ranks make and run theirs together.
+
+    Raises:
+        Refused: TP605 the model file cannot be read or reads files that the bundle does not list; TP606 ONNX Runtime
+            cannot load a segment; TP602 collectives inside control flow.
+    """
+
+    def __init__(self, folder: Path, entry: RankEntry, world: World, watchdog: Watchdog, *, prepack: bool) -> None:
+        self.world, self.watchdog = world, watchdog
+        model = _read_model(folder / entry.model, {data.file for data in entry.data})
+        compute_in_float32(model.graph)
+        stages = split(model.graph)
+        self.outputs = [value.name for value in model.graph.output]
+        exchanges = [stage for stage in stages if isinstance(stage, Exchange)]
+        self.collectives = [exchange.collective for exchange in exchanges]
+        self._stages: list[_Session | _Collective] = []
+        builder = _Builder(model, folder, _session_options(folder, world, prepack))
+        for stage in stages:
+            if isinstance(stage, Segment):
+                self._stages.append(builder.session(stage))
+                continue
+            at = sum(isinstance(made, _Collective) for made in self._stages)
+            label = f"collective {at} of {len(exchanges)}, {stage.collective}"
+            self._stages.append(_Collective(stage.collective, stage.owned, label))
+            builder.deliver(stage.collective)
+        self._note_releases()
+
+    def _note_releases(self) -> None:
+        """Find after which stage each value is read for the last time."""
+        last: dict[str, int] = {}
+        for index, stage in enumerate(self._stages):
+            read = stage.inputs if isinstance(stage, _Session) else (stage.found.input,)
+            last.update(dict.fromkeys(read, index))
+        for index, stage in enumerate(self._stages):
+            stage.released = tuple(name for name, at in last.items() if at == index and name not in self.outputs)
+
+    def run(self, feeds: Mapping[str, ort.OrtValue]) -> Values:
+        """This rank's outputs for this rank's inputs. Inputs are never written to; outputs are new memory each time."""
+        values: Values = dict(feeds)
+        for stage in self._stages:
+            if isinstance(stage, _Session):
+                _compute(stage, values)
+            else:
+                self.watchdog.waits(stage.label)
+                values[stage.found.output] = perform(
+                    self.world, stage.found, values[stage.found.input], owned=stage.owned
+                )
+                self.watchdog.goes_on()
+            for name in stage.released:
+                del values[name]
+        return {name: values[name] for name in self.outputs}
+
+
+def _compute(stage: _Session, values: Values) -> None:
+    """Run one session, binding each input where it lies and letting ONNX Runtime place the outputs anew."""
+    for name in stage.inputs:
+        stage.binding.bind_ortvalue_input(name, values[name])
+    for name in stage.outputs:
+        stage.binding.bind_output(name, "cpu")
+    stage.session.run_with_iobinding(stage.binding)
+    values.update(zip(stage.outputs, stage.binding.get_outputs(), strict=True))
+    stage.binding.clear_binding_inputs()
+    stage.binding.clear_binding_outputs()  # else the next run would write into memory that is still in use
+
+
+class _Builder:
+    """Makes sessions one after the other: each learns the types of its inputs from those before it."""
+
+    def __init__(self, model: onnx.ModelProto, folder: Path, options: Any) -> None:
+        self.model, self.folder, self.options = model, folder, options
+        self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
+        self.known = {value.name: value for value in model.graph.input}
+        self.symbols = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim}
+        self.declared = {value.name: value for value in [*model.graph.value_info, *model.graph.output]}
+
+    def session(self, segment: Segment) -> _Session:
+        graph = onnx.GraphProto(name="segment")
+        graph.node.extend(segment.nodes)
+        graph.input.extend(self.known[name] for name in segment.inputs)
+        graph.output.extend(onnx.ValueInfoProto(name=name) for name in segment.outputs)
+        graph.initializer.extend(self.initializers[name] for name in segment.initializers)
+        part = onnx.ModelProto(ir_version=self.model.ir_version, graph=graph, functions=self.model.functions)
+        part.opset_import.extend(opset for opset in self.model.opset_import if opset.domain != DOMAIN)
+        try:
+            made = ort.InferenceSession(part.SerializeToString(), self.options, providers=["CPUExecutionProvider"])
+        except Exception as error:
+            fact = f"ONNX Runtime {ort.__version__} cannot load this model ({error})"
+            remedy = "Check that the source model loads there: the CPU lacks kernels for some operators and types"
+            raise refuse("TP606", str(self.folder), fact, remedy) from None
+        for output in made.get_outputs():
+            self._learn(output.name, output.type, output.shape)
+        return _Session(made, made.io_binding(), segment.inputs, segment.outputs)
+
+    def deliver(self, found: Collective) -> None:
+        """Note the type of what a collective gives: that of its input, the shape as the file declares it."""
+        value = onnx.ValueInfoProto(name=found.output)
+        value.type.tensor_type.elem_type = self.known[found.input].type.tensor_type.elem_type
+        declared = self.declared.get(found.output)
+        if declared is not None and declared.type.tensor_type.HasField("shape"):
+            shape = [dim.dim_value or dim.dim_param or None for dim in declared.type.tensor_type.shape.dim]
+            self._shape(value, shape)
+        self.known[found.output] = value
+
+    def _learn(self, name: str, kind: str, shape: list[int | str | None]) -> None:
+        if kind not in ELEMENT_OF_ORT:
+            raise refuse("TP606", str(self.folder), f"'{name}' is of type {kind}, which cannot pass between segments",
+                         "Keep sequences, optionals and strings away from collectives")  # fmt: skip
+        value = onnx.ValueInfoProto(name=name)
+        value.type.tensor_type.elem_type = ELEMENT_OF_ORT[kind]
+        self._shape(value, shape)
+        self.known[name] = value
+
+    def _shape(self, value: onnx.ValueInfoProto, shape: list[int | str | None]) -> None:
+        """Declare sizes; symbols only where the model's inputs use them: others mean nothing across sessions."""
+        value.type.tensor_type.shape.SetInParent()
+        for size in shape:
+            dim = value.type.tensor_type.shape.dim.add()
+            if isinstance(size, int):
+                dim.dim_value = size
+            elif size in self.symbols:
+                dim.dim_param = size
+
+
+def _read_model(path: Path, listed: set[str]) -> onnx.ModelProto:
+    try:
+        model = onnx.load_model(path, load_external_data=False)
+    except Exception as error:
+        raise refuse("TP605", str(path), f"is no readable ONNX model ({error})", "Copy the bundle again") from None
+    entries = [entry for tensor in model.graph.initializer for entry in tensor.external_data]
+    read = {entry.value for entry in entries if entry.key == "location"}
+    if not read <= listed:
+        raise refuse("TP605", str(path), f"reads {', '.join(sorted(read - listed))}, which bundle.json does not list",
+                     "Do not run this bundle unless you know who made it; compile the model again")  # fmt: skip
+    return model
+
+
+def _session_options(folder: Path, world: World, prepack: bool) -> Any:
+    """One thread pool for all segments, no spinning while a rank waits, weights mapped from the bundle's folder."""
+    global _thread_pool_made
+    if not _thread_pool_made:
+        ort.set_global_thread_pool_sizes(world.threads, 1)
+        _thread_pool_made = True
+    options = ort.SessionOptions()
+    options.use_per_session_threads = False
+    options.log_severity_level = ERROR_LEVEL
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    options.add_session_config_entry("session.force_spinning_stop", "1")
+    if not prepack:
+        options.add_session_config_entry("session.disable_prepacking", "1")
+    return options

@@ -1,0 +1,194 @@
+"""Cut a rank's graph at its collectives: stages of nodes that run without waiting, and what is exchanged between them.
+
+The level of a value is the number of collectives on the longest way to it. All nodes of one level make one segment;
+the collectives that read a level come right after it, in file order. Nodes that depend on no input (constants,
+dequantised weights) are copied into each segment that reads them, so that no weight is passed around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from tpcompile.errors import refuse
+from tpcompile.targets.collectives import Collective, is_collective, read_collective
+
+RANDOM = {"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike"}
+NARROW = (
+    onnx.TensorProto.FLOAT16,
+    onnx.TensorProto.BFLOAT16,
+    onnx.TensorProto.FLOAT8E4M3FN,
+    onnx.TensorProto.FLOAT8E4M3FNUZ,
+    onnx.TensorProto.FLOAT8E5M2,
+    onnx.TensorProto.FLOAT8E5M2FNUZ,
+)
+"""Types that are summed in float32: MPI has no fast sum for them, and each sum is then rounded once."""
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Nodes that run as one session: runtime values read and made, and the initializers they need (all names)."""
+
+    nodes: tuple[onnx.NodeProto, ...]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    initializers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective in its place; `owned`: nothing else reads its input, so it may work in that memory."""
+
+    collective: Collective
+    owned: bool
+
+
+Stage = Segment | Exchange
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in a node's attributes (branches, bodies)."""
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.GRAPH:
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def reads(node: onnx.NodeProto) -> list[str]:
+    """Names a node reads, those that its subgraphs capture from outside included."""
+    names = [name for name in node.input if name]
+    for graph in subgraphs(node):
+        local = {value.name for value in [*graph.input, *graph.initializer]}
+        for inner in graph.node:
+            names += [name for name in reads(inner) if name not in local]
+            local.update(inner.output)
+        names += [value.name for value in graph.output if value.name not in local]
+    return names
+
+
+def split(graph: onnx.GraphProto) -> list[Stage]:
+    """The stages of `graph` in the order they run. Nodes must be in topological order, as ONNX demands.
+
+    Raises:
+        Refused: TP602 a collective inside If, Loop or Scan; TP461 a collective that contradicts itself.
+    """
+    nodes = _widened(graph)
+    _refuse_inner_collectives(nodes)
+    return list(_Splitter(graph, nodes).stages())
+
+
+class _Splitter:
+    """What is known of a graph while it is cut: levels of moving values, nodes of fixed ones, who reads what."""
+
+    def __init__(self, graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+        self.stored = {tensor.name for tensor in graph.initializer}
+        self.given = {value.name for value in graph.input} - self.stored
+        self.outputs = [value.name for value in graph.output]
+        self.place = {id(node): index for index, node in enumerate(nodes)}
+        self.reads = {id(node): reads(node) for node in nodes}
+        self.level = dict.fromkeys(self.given, 0)
+        self.fixed: dict[str, onnx.NodeProto] = {}
+        self.moving: list[onnx.NodeProto] = []
+        for node in nodes:
+            self._settle(node)
+        self.last_read: dict[str, float] = {}
+        self.uses = dict.fromkeys(self.outputs, 1)
+        for node in self.moving:
+            for name in self.reads[id(node)]:
+                self.uses[name] = self.uses.get(name, 0) + 1
+                # A collective reads at the level of its input: after the segment, so its input must leave it.
+                at = self._depth(node) + (0.5 if is_collective(node) else 0)
+                self.last_read[name] = max(self.last_read.get(name, 0), at)
+
+    def _settle(self, node: onnx.NodeProto) -> None:
+        """Sort `node` among the fixed or the moving, the latter with a level."""
+        levels = [self.level[name] for name in self.reads[id(node)] if name in self.level]
+        made = [name for name in node.output if name]
+        if levels or is_collective(node) or node.op_type in RANDOM:
+            self.moving.append(node)
+            self.level.update(dict.fromkeys(made, max(levels, default=0) + is_collective(node)))
+        else:
+            self.fixed.update(dict.fromkeys(made, node))
+
+    def _depth(self, node: onnx.NodeProto) -> int:
+        """After how many collectives `node` runs."""
+        first = next(name for name in node.output if name)
+        return self.level[first] - is_collective(node)
+
+    def stages(self) -> Iterator[Stage]:
+        depths = range(1 + max(self.level.values(), default=0))
+        own: list[list[onnx.NodeProto]] = [[] for _ in depths]
+        after: list[list[onnx.NodeProto]] = [[] for _ in depths]
+        for node in self.moving:
+            (after if is_collective(node) else own)[self._depth(node)].append(node)
+        for depth in depths:
+            yield from self._segment(depth, own[depth], after)
+            for node in after[depth]:
+                name = node.input[0]
+                yield Exchange(read_collective(node), owned=self.uses[name] == 1 and name not in self.given)
+
+    def _segment(
+        self, depth: int, own: list[onnx.NodeProto], after: Sequence[Sequence[onnx.NodeProto]]
+    ) -> Iterator[Segment]:
+        """The segment of one level, or none where nothing leaves it."""
+        made = {name: None for node in own for name in node.output if name}
+        leaving = [name for name in made if self.last_read.get(name, -1) > depth or name in self.outputs]
+        if depth == 0:  # what is the same at every step, but leaves the graph or is exchanged, is made once here
+            exchanged = [node.input[0] for nodes in after for node in nodes]
+            leaving += [name for name in dict.fromkeys(self.outputs + exchanged) if name not in self.level]
+        if not leaving:
+            return
+        nodes = own + self._fixed_below([*leaving, *(name for node in own for name in self.reads[id(node)])])
+        nodes.sort(key=lambda node: self.place[id(node)])
+        read = dict.fromkeys([name for node in nodes for name in self.reads[id(node)]] + leaving)
+        yield Segment(
+            nodes=tuple(nodes),
+            inputs=tuple(name for name in read if name in self.level and name not in made),
+            outputs=tuple(leaving),
+            initializers=tuple(name for name in read if name in self.stored),
+        )
+
+    def _fixed_below(self, names: list[str]) -> list[onnx.NodeProto]:
+        """The fixed nodes that `names` rest on."""
+        found: dict[int, onnx.NodeProto] = {}
+        todo = [name for name in names if name in self.fixed]
+        while todo:
+            node = self.fixed[todo.pop()]
+            if id(node) not in found:
+                found[id(node)] = node
+                todo += [name for name in self.reads[id(node)] if name in self.fixed]
+        return list(found.values())
+
+
+def _widened(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """The nodes of `graph`, sums of narrow floats with a Cast before and after, so that they are summed in float32."""
+    element = {value.name: value.type.tensor_type.elem_type for value in [*graph.value_info, *graph.output]}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        kind = element.get(node.output[0], 0) if is_collective(node) else 0
+        if kind not in NARROW or not read_collective(node).reduces:
+            nodes.append(node)
+            continue
+        wide = onnx.NodeProto()
+        wide.CopyFrom(node)
+        wide.input[0], wide.output[0] = f"{node.output[0]}/wide_in", f"{node.output[0]}/wide_out"
+        nodes += [
+            onnx.helper.make_node("Cast", [node.input[0]], [wide.input[0]], to=onnx.TensorProto.FLOAT),
+            wide,
+            onnx.helper.make_node("Cast", [wide.output[0]], [node.output[0]], to=kind),
+        ]
+    return nodes
+
+
+def _refuse_inner_collectives(nodes: Sequence[onnx.NodeProto]) -> None:
+    for node in nodes:
+        if any(map(_holds_collective, subgraphs(node))):
+            raise refuse("TP602", f"{node.op_type} {node.name or node.output[0]}",
+                         "holds collectives inside, and this runtime runs them only at the top of a graph",
+                         "Compile again with the weights inside pinned whole, or export each branch apart")
+
+
+def _holds_collective(graph: onnx.GraphProto) -> bool:
+    return any(is_collective(node) or any(map(_holds_collective, subgraphs(node))) for node in graph.node)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import ast
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from tpcompile.graph.program import Sizes
 
 SAMPLES = 2
+Term = tuple[str, Callable[[Mapping[str, int]], int]]
+"""A size as text, and as a function of the symbols."""
 
 
 def _primes() -> Iterator[int]:
@@ -29,6 +31,7 @@ class Samples:
         self._static = {size for size in static_sizes if size > 1}
         self._free = (p for p in _primes() if all(size % p for size in self._static))
         self.symbols: dict[str, Sizes] = {}
+        self._found: dict[Sizes, Term | None] = {}
         self.forced: dict[Sizes, Sizes] = {}
         """Computed sizes that the graph only accepts as another: the patches of an image whose size is free by name only."""
 
@@ -101,22 +104,37 @@ class Samples:
 
     def describe(self, sizes: Sizes) -> str | None:
         """The sizes as an expression in symbols ("4096", "batch*seq", "past + seq"), None where none is found."""
+        found = self._terms(sizes)
+        return None if found is None else found[0]
+
+    def at(self, sizes: Sizes, given: Mapping[str, int]) -> int:
+        """The size where symbols have the `given` values; 1 for symbols and sizes nobody knows."""
+        found = self._terms(sizes)
+        return 1 if found is None else found[1](given)
+
+    def _terms(self, sizes: Sizes) -> Term | None:
+        if sizes not in self._found:
+            self._found[sizes] = self._search(sizes)
+        return self._found[sizes]
+
+    def _search(self, sizes: Sizes) -> Term | None:
         if len(set(sizes)) == 1:
-            return str(sizes[0])
-        named = [(name, found) for name, found in self.symbols.items() if "#" not in name and len(set(found)) > 1]
-        for name, found in named:
-            if found == sizes:
-                return name
-        for name, found in named:  # a symbol times something
+            return str(sizes[0]), lambda given: sizes[0]
+        named = {found: name for name, found in reversed(self.symbols.items()) if not name.startswith("#") and len(set(found)) > 1}
+        if sizes in named:
+            return named[sizes], lambda given: given.get(named[sizes], 1)
+        for found, name in named.items():  # a symbol times something
             if all(size % f == 0 for size, f in zip(sizes, found, strict=True)):
-                rest = self.describe(tuple(size // f for size, f in zip(sizes, found, strict=True)))
+                rest = self._terms(tuple(size // f for size, f in zip(sizes, found, strict=True)))
                 if rest is not None:
-                    return f"{name}*{rest}" if " + " not in rest else f"{name}*({rest})"
-        for (name, found), (other, more) in itertools.combinations(named, 2):
-            if all(a + b == size for a, b, size in zip(found, more, sizes, strict=True)):
-                return f"{name} + {other}"
-        for name, found in named:
+                    text, value = rest
+                    return f"{name}*{text}" if " " not in text else f"{name}*({text})", lambda given: given.get(name, 1) * value(given)
+        for found, name in named.items():
+            for more, other in named.items():
+                if all(a + b == size for a, b, size in zip(found, more, sizes, strict=True)):
+                    return f"{name} + {other}", lambda given: given.get(name, 1) + given.get(other, 1)
             gaps = {size - f for size, f in zip(sizes, found, strict=True)}
-            if len(gaps) == 1 and (gap := gaps.pop()):
-                return f"{name} {'+' if gap > 0 else '-'} {abs(gap)}"
+            if len(gaps) == 1:
+                gap = gaps.pop()
+                return f"{name} {'+' if gap > 0 else '-'} {abs(gap)}", lambda given: given.get(name, 1) + gap
         return None

@@ -17,7 +17,6 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from tpcompile.errors import refuse
 from tpcompile.graph.evaluate import NotEvaluable, evaluate
 from tpcompile.graph.program import Node, Program, Sizes, Value
 from tpcompile.graph.samples import SAMPLES, Samples
@@ -26,7 +25,6 @@ from tpcompile.weights.source import FileBytes, MemoryBytes
 Shape = tuple[Sizes, ...]
 SMALL_INTEGERS, SMALL_FLOATS = 4096, 64
 """Up to how many elements a constant is metadata that may be read."""
-RESTARTS = 32
 
 _BROADCAST = frozenset(
     "Add Sub Mul Div Pow Mod And Or Xor Equal Greater GreaterOrEqual Less LessOrEqual Where Max Min Mean Sum "
@@ -56,22 +54,14 @@ def infer_shapes(program: Program, symbolic: Callable[[Samples], dict[str, tuple
 
     `symbolic` gives shapes that another inference found, by value name; it is only called where the walk needs one.
 
-    Raises:
-        Refused: TP310 where two input dims that must be equal cannot be made so.
+    Operands whose sizes contradict each other first merge the symbols that stand for them; where that is not possible
+    the shape is left unknown, and what depends on it runs whole.
     """
     samples = Samples(_static_sizes(program))
     walk = _Walk(program, samples, symbolic)
-    for _ in range(RESTARTS):
-        try:
-            walk.run()
-            return ShapeReport(samples, walk.warnings)
-        except SizesDiffer as differ:
-            if not samples.bind(*differ.pair):
-                where, a, b = walk.where, *(samples.describe(sizes) or str(sizes) for sizes in differ.pair)
-                raise refuse(
-                    "TP310", f"node {where}", f"its operands have sizes {a} and {b} on one axis", "Check the model with onnx.checker, and give equal input axes one name"
-                ) from None
-    raise refuse("TP310", "", f"input sizes still contradict each other after {RESTARTS} merges", "Give equal input axes one name")
+    while not walk.run():
+        pass
+    return ShapeReport(samples, walk.warnings)
 
 
 def _static_sizes(program: Program) -> set[int]:
@@ -113,10 +103,10 @@ class _Walk:
         self.constants = {value.name: constant_of(value) for value in program.weights}
         self.attributes: dict[int, object] = {}
         self.warnings: list[str] = []
-        self.where = ""
         self.asked: dict[str, tuple[str, Shape]] | None = None
 
-    def run(self) -> None:
+    def run(self) -> bool:
+        """Walk over all nodes; False where symbols had to be merged on the way, so that the walk must start again."""
         self.warnings.clear()
         for value in self.program.values.values():
             value.known = None
@@ -129,12 +119,19 @@ class _Walk:
             if value.shape is not None:
                 value.sizes = tuple(self.named(value.name, axis, size) for axis, size in enumerate(value.shape))
         for node in self.program.nodes:
-            self.where = node.name or node.op
-            self.visit(node)
+            try:
+                self.visit(node)
+            except SizesDiffer as differ:
+                if self.samples.bind(*differ.pair):
+                    return False
+                for value in node.outputs:
+                    if value is not None:
+                        self.ask(value, "")
             if self.samples.forced:
                 for value in node.outputs:
                     if value is not None and value.sizes is not None:
                         value.sizes = tuple(self.samples.forced.get(sizes, sizes) for sizes in value.sizes)
+        return True
 
     def named(self, name: str, axis: int, size: int | str | None) -> Sizes:
         if isinstance(size, int):

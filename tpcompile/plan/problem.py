@@ -1,0 +1,328 @@
+"""The planner's question: which classes there are, what cutting each saves, and which collectives it causes.
+
+All costs are in *bytes read*: the time to read a byte of weights is the unit, and everything else is priced in it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tpcompile.dims.analysis import Analysis, product_related
+from tpcompile.dims.cut import Mesh
+from tpcompile.dims.dim import Dim, leaves, root
+from tpcompile.dims.flow import PartialFlow, reduced_leaves
+from tpcompile.graph.program import Node, Sizes, Value
+
+ITEM_BYTES = {"bool": 1, "bfloat16": 2, "int4": 0.5, "uint4": 0.5, "float4e2m1": 0.5, "int2": 0.25, "uint2": 0.25}
+NOBODY_READS_THIS_WEIGHT = "it only stands in constants and activations: cutting it saves no weights"
+
+
+def item_bytes(dtype: str | None) -> float:
+    """Bytes of an element: 4 for "float32", 0.5 for "int4"."""
+    if dtype is None:
+        return 4
+    if dtype in ITEM_BYTES:
+        return ITEM_BYTES[dtype]
+    digits = "".join(c for c in dtype.removeprefix("complex").removeprefix("float").removeprefix("uint").removeprefix("int")[:2] if c.isdigit())
+    return max(1, int(digits or 8) // 8)
+
+
+@dataclass(eq=False)
+class DimClass:
+    """A leaf that may be cut, and where it stands in weights: (value, axis, position among the axis' leaves)."""
+
+    leaf: Dim
+    places: list[tuple[Value, int, int]]
+    group: int = -1
+
+    @property
+    def size(self) -> int:
+        return self.leaf.size
+
+    @property
+    def name(self) -> str:
+        """The place in the largest weight: "layers.0.mlp.up.weight[1]", with ".k" where the axis has several leaves."""
+        value, axis, position = max(self.places, key=lambda place: (_stored(place[0]), place[0].name))
+        return f"{value.name}[{axis}]" + (f".{position}" if position else "")
+
+
+@dataclass
+class Problem:
+    """What the solver sees. Groups are classes of repeated layers, which share a decision."""
+
+    mesh: Mesh
+    classes: list[DimClass]
+    groups: list[list[DimClass]]
+    weights: Counter[frozenset[int]] = field(default_factory=Counter)
+    """Bytes by the groups that cut them."""
+    caches: Counter[frozenset[int]] = field(default_factory=Counter)
+    reductions: Counter[frozenset[int]] = field(default_factory=Counter)
+    """How many AllReduces there are if any of the groups is cut."""
+    reduced_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
+    gathers: Counter[frozenset[int]] = field(default_factory=Counter)
+    gathered_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
+    exclusive: set[tuple[int, int]] = field(default_factory=set)
+    together: set[tuple[frozenset[int], frozenset[int]]] = field(default_factory=set)
+    """Parts of one summed dim: over each sub-axis both are cut or neither."""
+    forbidden: dict[int, str] = field(default_factory=dict)
+    lookups: set[int] = field(default_factory=set)
+    mean_product_bytes: float = 0.0
+    """Mean bytes of the weights that products read: the measure of a collective's price."""
+    group_of: dict[Dim, int] = field(default_factory=dict)
+
+
+def _stored(value: Value) -> float:
+    count = item_bytes(value.dtype)
+    for size in value.weight.shape if value.weight else ():
+        count *= size
+    return count
+
+
+def weight_uses(analysis: Analysis) -> Iterator[tuple[Value, list[Dim], list[Node]]]:
+    """Every stored tensor with its dims and the nodes that read it; small ones once per use, with that use's dims."""
+    shared: dict[Value, list[Node]] = defaultdict(list)
+    for node in analysis.relations:
+        for index, value in enumerate(node.inputs):
+            if value is None or value.weight is None:
+                continue
+            if (node, index) in analysis.at_use:
+                yield value, analysis.at_use[node, index], [node]
+            else:
+                shared[value].append(node)
+    for value, nodes in shared.items():
+        axes = analysis.axes[value]
+        if axes is not None:
+            yield value, axes, nodes
+
+
+def uncut_leaves(analysis: Analysis, value: Value, nodes: Sequence[Node]) -> set[Dim]:
+    """The leaves along which a stored tensor cannot be cut, because some reader needs them whole."""
+    found = set(analysis.conflicts.get(value, ()))
+    for node in nodes:
+        found.update(analysis.blocked[node])
+    for reader, _ in value.consumers:
+        if value in reader.captured:
+            found.update(leaf for dim in analysis.axes[value] or () for leaf in leaves(dim))
+    return found
+
+
+def build_problem(analysis: Analysis, mesh: Mesh, cut_doors: frozenset[Value], nominal: Callable[[Sizes], int]) -> Problem:
+    """Collect classes, savings and collectives.
+
+    Args:
+        analysis: the relations of the graph.
+        mesh: the ranks.
+        cut_doors: graph inputs and outputs that may stay cut (caches).
+        nominal: the value of a size at the sizes the plan is made for.
+    """
+    uses = list(weight_uses(analysis))
+    places: dict[Dim, list[tuple[Value, int, int]]] = defaultdict(list)
+    for value, axes, nodes in uses:
+        stuck = uncut_leaves(analysis, value, nodes)
+        for axis, dim in enumerate(axes):
+            for position, leaf in enumerate(leaves(dim)):
+                if leaf.static and leaf.size > 1 and leaf not in stuck:
+                    places[leaf].append((value, axis, position))
+    classes = [DimClass(leaf, found) for leaf, found in places.items()]
+    problem = Problem(mesh, classes, [])
+    _group(problem, analysis)
+    group_of = problem.group_of
+
+    def groups_of(found: Iterator[Dim] | Sequence[Dim] | frozenset[Dim] | set[Dim]) -> frozenset[int]:
+        return frozenset(group_of[leaf] for leaf in found if leaf in group_of)
+
+    for value, axes, nodes in uses:
+        stuck = uncut_leaves(analysis, value, nodes)
+        for segment, size in _segments(axes):
+            problem.weights[groups_of([leaf for leaf in segment if leaf not in stuck])] += round(size * item_bytes(value.dtype))
+    for value in cut_doors:
+        axes = analysis.axes[value]
+        if axes is not None and value in analysis.program.inputs:
+            for segment, size in _segments([Dim((nominal(dim.sizes),) * len(dim.sizes)) if not dim.static else dim for dim in axes]):
+                problem.caches[groups_of(segment)] += round(size * item_bytes(value.dtype))
+    _price_measure(problem, analysis)
+    _reductions(problem, analysis, groups_of, nominal)
+    _gathers(problem, analysis, cut_doors, groups_of, nominal)
+    _constraints(problem, analysis, groups_of)
+    return problem
+
+
+def _group(problem: Problem, analysis: Analysis) -> None:
+    """Classes that stand in the same places of the same operators, and in equal weights, share one decision."""
+    signature: dict[Dim, Counter[object]] = {cls.leaf: Counter() for cls in problem.classes}
+    for node, relation in analysis.relations.items():
+        for side, operands in (("in", relation.inputs), ("out", relation.outputs)):
+            for index, axes in enumerate(operands):
+                for axis, dim in enumerate(axes or ()):
+                    top = root(dim)
+                    if top.kind == "leaf":
+                        if top in signature:
+                            signature[top][node.op, side, index, axis, 0] += 1
+                        continue
+                    for position, leaf in enumerate(leaves(top)):
+                        if leaf in signature:
+                            signature[leaf][node.op, side, index, axis, position] += 1
+    table: dict[object, int] = {}
+    for cls in problem.classes:
+        stored = Counter((value.weight.shape if value.weight else (), value.dtype, axis) for value, axis, _ in cls.places)
+        key = (cls.size, frozenset(signature[cls.leaf].items()), frozenset(stored.items()))
+        cls.group = table.setdefault(key, len(table))
+        if cls.group == len(problem.groups):
+            problem.groups.append([])
+        problem.groups[cls.group].append(cls)
+        problem.group_of[cls.leaf] = cls.group
+
+
+def _segments(axes: Sequence[Dim]) -> Iterator[tuple[list[Dim], float]]:
+    """The rectangular parts of a tensor: (leaves, elements), one for each choice of segments of its sums."""
+    for choice in itertools.product(*[list(_terms(dim)) for dim in axes]):
+        size = 1.0
+        found: list[Dim] = []
+        for inside, count in choice:
+            found += inside
+            size *= count
+        yield found, size
+
+
+def _terms(dim: Dim) -> Iterator[tuple[list[Dim], int]]:
+    top = root(dim)
+    if top.kind == "leaf":
+        yield [top], top.sizes[0]
+    elif top.kind == "sum":
+        for part in top.parts:
+            yield from _terms(part)
+    else:
+        for choice in itertools.product(*[list(_terms(part)) for part in top.parts]):
+            size = 1
+            for _, count in choice:
+                size *= count
+            yield [leaf for inside, _ in choice for leaf in inside], size
+
+
+def _price_measure(problem: Problem, analysis: Analysis) -> None:
+    """The mean bytes of the stored tensors that products read (an AllReduce is priced by it)."""
+    found = []
+    for node, relation in analysis.relations.items():
+        if relation.reduced and relation.lookup is None:
+            stored = [_stored(weight) for value in node.inputs if value is not None and (weight := stored_behind(value)) is not None]
+            found += [max(stored)] if stored else []
+    problem.mean_product_bytes = sum(found) / len(found) if found else 0.0
+
+
+def stored_behind(value: Value) -> Value | None:
+    """The stored tensor a value is, or is made of by operators that only rearrange or decode it."""
+    while value.weight is None:
+        node = value.producer
+        if node is None or node.op not in ("Transpose", "Cast", "Identity", "DequantizeLinear", "Reshape", "Unsqueeze", "Squeeze") or node.inputs[0] is None:
+            return None
+        value = node.inputs[0]
+    return value
+
+
+def _reductions(problem: Problem, analysis: Analysis, groups_of: Callable[..., frozenset[int]], nominal: Callable[[Sizes], int]) -> None:
+    summed = {node: frozenset((0,)) if groups_of(reduced_leaves(analysis, node)) else frozenset() for node in analysis.relations}
+    flow = PartialFlow(analysis, summed.__getitem__, lambda value: frozenset()).run()
+    passed = {value for node in analysis.relations for value in _passing(analysis, flow.partial, node)}
+    for value in flow.partial:
+        if value in passed:
+            continue
+        groups = frozenset().union(*(groups_of(reduced_leaves(analysis, node)) for node in flow.sources[value]))
+        if groups and (value in analysis.program.outputs or any(node in analysis.relations for node, _ in value.consumers)):
+            problem.reductions[groups] += 1
+            problem.reduced_bytes[groups] += value_bytes(value, nominal)
+
+
+def _passing(analysis: Analysis, partial: Mapping[Value, frozenset[int]], node: Node) -> list[Value]:
+    relation = analysis.relations[node]
+    if not any(output in partial for output in node.outputs if output is not None):
+        return []
+    return [value for index, value in enumerate(node.inputs) if value is not None and index in relation.linear and value in partial]
+
+
+def value_bytes(value: Value, nominal: Callable[[Sizes], int]) -> int:
+    """Bytes of a value at nominal sizes."""
+    count = item_bytes(value.dtype)
+    for sizes in value.sizes or ():
+        count *= nominal(sizes)
+    return round(count)
+
+
+def _gathers(
+    problem: Problem, analysis: Analysis, cut_doors: frozenset[Value], groups_of: Callable[..., frozenset[int]], nominal: Callable[[Sizes], int]
+) -> None:
+    for value, axes in analysis.axes.items():
+        if axes is None or value.weight is not None:
+            continue
+        inside = {leaf for dim in axes for leaf in leaves(dim) if leaf in problem.group_of}
+        if value.producer is not None:
+            if value.producer not in analysis.relations:
+                continue
+            inside -= analysis.blocked[value.producer].keys()
+        elif value not in cut_doors:
+            continue
+        inside -= analysis.conflicts[value]
+        if not inside:
+            continue
+        needed: set[Dim] = set()
+        for node, _ in value.consumers:
+            if value in node.captured:
+                needed |= inside
+            elif node in analysis.blocked:
+                needed |= inside & analysis.blocked[node].keys()
+        if value in analysis.program.outputs and value not in cut_doors:
+            needed |= inside
+        if needed:
+            groups = groups_of(needed)
+            problem.gathers[groups] += 1
+            problem.gathered_bytes[groups] += value_bytes(value, nominal)
+            for dim in axes:
+                if not dim.static and not separable(dim):
+                    for leaf in needed.intersection(leaves(dim)):
+                        problem.forbidden.setdefault(problem.group_of[leaf], f"{value.name} needs it whole but mixes it with sizes that depend on inputs")
+
+
+def separable(dim: Dim) -> bool:
+    """Whether the cut part of an axis can be split off from what is dynamic in it: dynamic factors, then static ones, or the other way round."""
+    top = root(dim)
+    if top.static or top.kind == "leaf":
+        return True
+    if top.kind != "product":
+        return False
+    kinds = [part.static for part in top.parts]
+    return kinds == sorted(kinds) or kinds == sorted(kinds, reverse=True)
+
+
+def _constraints(problem: Problem, analysis: Analysis, groups_of: Callable[..., frozenset[int]]) -> None:
+    group_of = problem.group_of
+    related: dict[Value, list[tuple[Dim, Dim]]] = {}
+    for node, relation in analysis.relations.items():
+        blocked = analysis.blocked[node]
+        for side, operands in ((node.inputs, relation.inputs), (node.outputs, relation.outputs)):
+            for value, axes in zip(side, operands, strict=True):
+                if value is None or axes is None or (value.known is not None and value.weight is None):
+                    continue
+                if value not in related:
+                    related[value] = [(a, b) for a, b in product_related(axes) if a in group_of and b in group_of]
+                pairs = related[value] if axes is analysis.axes[value] else [(a, b) for a, b in product_related(axes) if a in group_of and b in group_of]
+                for a, b in pairs:
+                    if a not in blocked and b not in blocked:
+                        _exclude(problem, group_of[a], group_of[b])
+        summed = [leaf for leaf in reduced_leaves(analysis, node) if leaf in group_of]
+        if summed:
+            kept = {leaf for axes in relation.outputs for dim in axes or () for leaf in leaves(dim) if leaf in group_of and leaf not in blocked}
+            for a, b in itertools.product(summed, kept):
+                _exclude(problem, group_of[a], group_of[b])
+        for reduced in relation.reduced:
+            terms = {groups_of([leaf for leaf in inside if leaf not in blocked]) for inside, _ in _terms(reduced.dim)}
+            for term in terms:
+                if len(terms) > 1:
+                    first = min(terms, key=sorted)
+                    if term != first:
+                        problem.together.add((first, term))
+
+
+def _exclude(problem: Problem, a: int, b: int) -> None:
+    problem.exclusive.add((min(a, b), max(a, b)))

@@ -1,0 +1,158 @@
+"""The exact optimum of a planning problem: one small integer program (HiGHS, through scipy)."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from tpcompile.dims.cut import Mesh, SubAxes
+from tpcompile.plan.cost import TIE, Prices
+from tpcompile.plan.problem import Problem
+
+Choice = dict[int, SubAxes]
+
+
+@dataclass(frozen=True)
+class Wish:
+    """A demand on the plan: over all sub-axes (`cut`) or none, for each set of groups in `terms`.
+
+    A cut wish asks every term to be cut over all of the mesh by some of its groups; a whole wish that none of them is cut.
+    """
+
+    label: str
+    terms: tuple[frozenset[int], ...]
+    cut: bool
+
+
+@dataclass
+class _Rows:
+    """Constraint rows under construction."""
+
+    data: list[tuple[int, int, float]] = field(default_factory=list)
+    low: list[float] = field(default_factory=list)
+    high: list[float] = field(default_factory=list)
+
+    def add(self, coefficients: Iterable[tuple[int, float]], low: float, high: float) -> None:
+        row = len(self.low)
+        self.data += [(row, column, value) for column, value in coefficients]
+        self.low.append(low)
+        self.high.append(high)
+
+
+class Solver:
+    """Holds one problem's integer program; `solve` may be called with several sets of wishes."""
+
+    def __init__(self, problem: Problem, prices: Prices, weights: Mapping[frozenset[int], float] | None = None) -> None:
+        self.problem, self.prices = problem, prices
+        mesh = problem.mesh
+        self.subsets = [axes for size in range(len(mesh.primes) + 1) for axes in itertools.combinations(mesh.all_axes, size)]
+        self.cost: list[float] = []
+        self.integer: list[int] = []
+        self.upper: list[float] = []
+        self.rows = _Rows()
+        self.x: dict[tuple[int, SubAxes], int] = {}
+        self.stored = weights if weights is not None else problem.weights + problem.caches
+        self._cuts()
+        self._weights()
+        self._collectives()
+        self._exclusions()
+
+    def _variable(self, cost: float, integer: bool, upper: float = 1.0) -> int:
+        self.cost.append(cost)
+        self.integer.append(int(integer))
+        self.upper.append(upper)
+        return len(self.cost) - 1
+
+    def _cuts(self) -> None:
+        """One binary per group and set of sub-axes; uneven blocks pay for their largest."""
+        total = sum(self.stored.values()) or 1.0
+        bytes_of = {group: sum(size for key, size in self.stored.items() if group in key) for group in range(len(self.problem.groups))}
+        for group, classes in enumerate(self.problem.groups):
+            size = classes[0].size
+            stuck = group in self.problem.forbidden or (group, group) in self.problem.exclusive
+            for rank, axes in enumerate(self.subsets):
+                degree = self.problem.mesh.degree(axes)
+                allowed = not axes or (degree <= size and not stuck)
+                uneven = (-(-size // degree) * degree / size - 1) * bytes_of[group] / degree if allowed else 0.0
+                tie = TIE * total * (rank + 0.01 * group * len(axes)) / (1 + len(self.problem.groups))
+                self.x[group, axes] = self._variable(uneven + tie, True, float(allowed))
+            self.rows.add([(self.x[group, axes], 1.0) for axes in self.subsets], 1, 1)
+
+    def cover(self, groups: Iterable[int], axis: int) -> list[tuple[int, float]]:
+        """The variables that say that one of `groups` is cut over sub-axis `axis`."""
+        return [(self.x[group, axes], 1.0) for group in groups for axes in self.subsets if axis in axes]
+
+    def _weights(self) -> None:
+        """Each set of stored bytes is read at 1/degree of the sub-axes over which its groups cut it."""
+        for groups, nbytes in self.stored.items():
+            if not groups or not nbytes:
+                continue
+            parts = {axes: self._variable(nbytes / self.problem.mesh.degree(axes), False) for axes in self.subsets}
+            self.rows.add([(column, 1.0) for column in parts.values()], 1, 1)
+            for axis in self.problem.mesh.all_axes:
+                mine = [(column, 1.0) for axes, column in parts.items() if axis in axes]
+                self.rows.add(mine + [(column, -value) for column, value in self.cover(groups, axis)], -np.inf, 0)
+
+    def _collectives(self) -> None:
+        tp = self.problem.mesh.tp
+        for groups, count in self.problem.reductions.items():
+            price = self.prices.all_reduce(count, self.problem.reduced_bytes[groups], tp)
+            if groups <= self.problem.lookups:  # the tie towards vocabulary-parallel embeddings
+                price = 0.99 * self.prices.all_gather(count, self.problem.reduced_bytes[groups], tp)
+            self._switch(groups, price)
+        for groups, count in self.problem.gathers.items():
+            self._switch(groups, self.prices.all_gather(count, self.problem.gathered_bytes[groups], tp))
+
+    def _switch(self, groups: frozenset[int], price: float) -> None:
+        """A variable that is 1 if any of the groups is cut."""
+        column = self._variable(price, False)
+        for group in groups:
+            self.rows.add([(column, 1.0), *((self.x[group, axes], -1.0) for axes in self.subsets if axes)], 0, np.inf)
+
+    def _exclusions(self) -> None:
+        for a, b in self.problem.exclusive:
+            if a != b:
+                for axis in self.problem.mesh.all_axes:
+                    self.rows.add(self.cover((a, b), axis), -np.inf, 1)
+        for a_groups, b_groups in self.problem.together:
+            for axis in self.problem.mesh.all_axes:
+                self.rows.add(self.cover(a_groups, axis) + [(column, -value) for column, value in self.cover(b_groups, axis)], 0, 0)
+
+    def solve(self, wishes: Sequence[Wish] = ()) -> tuple[Choice, float] | None:
+        """The cheapest choice under the wishes and its cost in bytes; None where there is none."""
+        rows = _Rows(list(self.rows.data), list(self.rows.low), list(self.rows.high))
+        for wish in wishes:
+            for term in wish.terms:
+                for axis in self.problem.mesh.all_axes:
+                    bound = 1.0 if wish.cut else 0.0
+                    covered = self.cover(term, axis)
+                    if covered:
+                        rows.add(covered, bound, np.inf if wish.cut else 0.0)
+                    elif wish.cut:
+                        return None
+        if not self.cost:
+            return {}, 0.0
+        scale = max(max(self.cost), 1.0)
+        entries = np.array(rows.data, dtype=float).reshape(-1, 3)
+        matrix = coo_array((entries[:, 2], (entries[:, 0].astype(int), entries[:, 1].astype(int))), shape=(len(rows.low), len(self.cost)))
+        found = milp(
+            np.array(self.cost) / scale,
+            integrality=np.array(self.integer),
+            bounds=Bounds(0, np.array(self.upper)),
+            constraints=LinearConstraint(matrix.tocsr(), np.array(rows.low), np.array(rows.high)),
+            options={"mip_rel_gap": 1e-9},
+        )
+        if found.x is None:
+            return None
+        choice = {group: axes for (group, axes), column in self.x.items() if axes and found.x[column] > 0.5}
+        return choice, float(found.fun) * scale
+
+
+def feasible(problem: Problem, mesh: Mesh, choice: Choice) -> list[tuple[int, int]]:
+    """Pairs of groups that a choice cuts over one sub-axis though they cannot be."""
+    return [(a, b) for a, b in sorted(problem.exclusive) if a in choice and b in choice and (a == b or set(choice[a]) & set(choice[b]))]

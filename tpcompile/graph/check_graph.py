@@ -31,6 +31,10 @@ def graph_faults(model: ModelProto) -> list[Fault]:
     known = {(_domain(function.domain), function.name) for function in model.functions}
     faults = list(_scope(_Scope(model.graph, "", frozenset(), versions, known)))
     for function in model.functions:
+        names = (*function.input, *function.output, function.name, function.domain, function.overload)
+        if not all(isinstance(name, str) for name in names):
+            faults.append(Fault("TP219", function_label(function), "a name in it is not UTF-8 text", _AGAIN))
+            continue
         body = GraphProto(node=function.node)
         body.input.extend(onnx.ValueInfoProto(name=name) for name in function.input)
         body.output.extend(onnx.ValueInfoProto(name=name) for name in function.output)
@@ -57,7 +61,7 @@ class _Scope:
 def _scope(scope: _Scope) -> Iterator[Fault]:
     graph, place = scope.graph, scope.place
     own = defined_names(graph)
-    odd = [name for name in own if not isinstance(name, str)]
+    odd = [name for name in (graph.name, *own) if not isinstance(name, str)]
     if odd:
         yield Fault("TP219", place.removesuffix(", "), f"the name {odd[0]!r} is not UTF-8 text", _AGAIN)
         return

@@ -94,7 +94,7 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     light.graph.output.extend(model.graph.output)
     for tensor in model.graph.initializer:
         light.graph.initializer.add(name=tensor.name, data_type=tensor.data_type, dims=tensor.dims)
-    light.graph.name = model.graph.name
+    light.graph.name = "main"
     try:
         result = onnx.inliner.inline_local_functions(light, convert_version=True)
     except Exception as error:  # onnx raises several kinds
@@ -219,7 +219,7 @@ class _Build:
     def lifted(self, node: NodeProto) -> NodeProto:
         """The node with subgraphs that hold no weights: those are weights of the main graph now."""
         copy = onnx.NodeProto()
-        _copy_fields(node, copy, leave={"attribute"})
+        _copy_fields(node, copy, leave={"attribute", "doc_string"})
         for attribute in node.attribute:
             new = copy.attribute.add()
             if attribute.type == AttributeProto.GRAPH:
@@ -247,7 +247,7 @@ class _Build:
         for name, tensor in held.items():
             names[name] = self.lift(name, tensor)
         copy = onnx.GraphProto()
-        _copy_fields(graph, copy, leave={"initializer", "node", "value_info"})
+        _copy_fields(graph, copy, leave={"initializer", "node", "value_info", "doc_string"})
         copy.value_info.extend(value for value in graph.value_info if value.name not in held)
         ends = [value.name for value in graph.output if value.name in held]
         # A graph must make its outputs itself.
@@ -316,7 +316,7 @@ def _count_inner(graph: GraphProto, counts: Counter[str]) -> None:
 
 
 def _copy_fields(message: NodeProto | GraphProto, copy: NodeProto | GraphProto, leave: set[str]) -> None:
-    """Copy all fields but those of `leave`, which may hold weights."""
+    """Copy all fields but those of `leave`, which may hold weights or be no text."""
     for descriptor, value in message.ListFields():
         if descriptor.name in leave:
             continue

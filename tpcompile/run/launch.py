@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -16,7 +17,8 @@ from typing import IO
 
 from tpcompile.bundle.manifest import Manifest
 from tpcompile.errors import Fault, TpcompileError, refuse
-from tpcompile.run.mpi import cores
+from tpcompile.run.mpi import cores, place
+from tpcompile.run.watchdog import BOARD, make_board, open_board
 
 LIMIT_S = 60.0
 RANK_CODES = (0, 2, 3, 4, 130)
@@ -96,15 +98,22 @@ def mpirun_command(command: Sequence[str], ranks: int) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This environment with what Open MPI needs: leave to run as root in containers, and ranks that yield when idle."""
-    return os.environ | ROOT_SETTINGS | {"OMPI_MCA_mpi_yield_when_idle": "1"}
+    """This environment with what Open MPI needs: leave to run as root in containers, and ranks that yield when idle.
+
+    Ranks must find this very package, also where it is used from a checkout that is not installed.
+    """
+    made = os.environ | ROOT_SETTINGS | {"OMPI_MCA_mpi_yield_when_idle": "1"}
+    root = Path(__file__).parents[2]
+    if "site-packages" not in root.parts:
+        made["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
+    return made
 
 
-def start_ranks(command: Sequence[str], ranks: int) -> subprocess.Popen[bytes]:
+def start_ranks(command: Sequence[str], ranks: int, board: str = "") -> subprocess.Popen[bytes]:
     """Start mpirun in a process group of its own, with nothing to read and its stderr for us."""
     return subprocess.Popen(
         mpirun_command(command, ranks),
-        env=environment(),
+        env=environment() | ({BOARD: board} if board else {}),
         stdin=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         start_new_session=True,
@@ -125,9 +134,10 @@ def end_ranks(started: subprocess.Popen[bytes], patience_s: float = 3.0) -> None
 
 def run_ranks(command: Sequence[str], ranks: int) -> int:
     """Run `command` on `ranks` ranks, pass on what they say, and return an exit code of ours."""
-    started = start_ranks(command, ranks)
+    board = make_board(ranks)
+    started = start_ranks(command, ranks, board)
     assert started.stderr is not None
-    said = _Messages(started.stderr)
+    said = Messages(started.stderr, aloud=True)
     try:
         code = started.wait()
         said.join(5)
@@ -135,29 +145,42 @@ def run_ranks(command: Sequence[str], ranks: int) -> int:
         return 130
     finally:
         end_ranks(started)
-    if code != 0:
-        said.explain()
-    if code in RANK_CODES:
+        places = [place(int(step), int(joined)) for step, joined in open_board(board)]
+        os.unlink(board)
+    if code == 0 or (code in RANK_CODES and said.rank_spoke()):
         return code
-    print(failure(code), file=sys.stderr)
+    print("\n".join(said.held), file=sys.stderr)
+    print(failure(code, said.held, places), file=sys.stderr)
     return 4
 
 
-def failure(code: int) -> Fault:
-    """What a strange exit code of mpirun means."""
-    killed = code - 128 if code > 128 else -code
-    known = killed in {number.value for number in signal.Signals}
-    cause = f"a rank was killed by {signal.Signals(killed).name}" if known else f"mpirun ended with exit code {code}"
-    return Fault("TP612", "run", cause, "See the messages above; out of memory and a crash in a library look like this")
+def failure(code: int, told: Sequence[str], places: Sequence[str]) -> Fault:
+    """What it means that mpirun ended with `code` and `told` this, the ranks having last been at `places`."""
+    text = " ".join(told)
+    named = re.search(r"process rank (\d+) with PID|Process name: \[[^]]*,(\d+)\]", text)
+    killed = re.search(r"exited on signal (\d+)", text)
+    number = int(killed[1]) if killed else code - 128
+    fact = f"mpirun ended with exit code {code}"
+    if number in {known.value for known in signal.Signals}:
+        fact = f"was killed by {signal.Signals(number).name}"
+    elif named is not None:
+        fact = "ended without a word"
+    rank = int(named[1] or named[2]) if named else None
+    where = "run" if rank is None else f"rank {rank}, {places[rank]}" if rank < len(places) else f"rank {rank}"
+    return Fault("TP612", where, fact, "Out of memory or a crash in a library looks like this; see what mpirun says above")
 
 
-class _Messages(threading.Thread):
-    """Passes on stderr of the ranks, and holds back what mpirun says itself (blocks between dashed lines)."""
+class Messages(threading.Thread):
+    """Reads stderr of the ranks, and holds back what mpirun says itself (blocks between dashed lines).
 
-    def __init__(self, stream: IO[bytes]) -> None:
+    `aloud`: what ranks say is passed on at once.
+    """
+
+    def __init__(self, stream: IO[bytes], *, aloud: bool) -> None:
         super().__init__(daemon=True)
-        self.stream, self.held = stream, list[str]()
-        self.rank_spoke = False
+        self.stream, self.aloud = stream, aloud
+        self.said: list[str] = []
+        self.held: list[str] = []
         self.start()
 
     def run(self) -> None:
@@ -169,10 +192,15 @@ class _Messages(threading.Thread):
             if inside or dashed:
                 self.held.append(line)
             elif line.strip():
-                self.rank_spoke |= line.startswith("[rank ")
-                print(line, file=sys.stderr, flush=True)
+                self.said.append(line)
+                if self.aloud:
+                    print(line, file=sys.stderr, flush=True)
 
-    def explain(self) -> None:
-        """Print what was held back, unless a rank has said what happened."""
-        if not self.rank_spoke:
-            print("\n".join(line for line in self.held if line.strip("- ")), file=sys.stderr, flush=True)
+    def rank_spoke(self) -> bool:
+        """Whether a rank said itself how it ended."""
+        return any(line.startswith("[rank ") for line in self.said)
+
+    def last_words(self) -> list[str]:
+        """What ranks said of their end, else what mpirun says."""
+        spoken = [line for line in self.said if line.startswith("[rank ")]
+        return spoken or [line.strip() for line in self.held if line.strip("- ")]

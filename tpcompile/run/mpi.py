@@ -32,12 +32,18 @@ LOCAL_SETTINGS = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_os
 
 @dataclass
 class World:
-    """All ranks of a run: this is `rank` of `size`; `threads` is this rank's share of its machine's cores."""
+    """All ranks of a run, and where this one is.
+
+    This is `rank` of `size`; `threads` is its share of its machine's cores; `step` counts passes over the model (-1
+    while loading), `joined` the times it met the others in this step.
+    """
 
     comm: MPI.Intracomm
     rank: int
     size: int
     threads: int = 1
+    step: int = -1
+    joined: int = 0
     _groups: dict[tuple[int, ...], MPI.Intracomm] = field(default_factory=dict)
 
     def exchange(self, message: Any) -> list[Any]:
@@ -65,11 +71,20 @@ class World:
         """The communicator that `collective` runs on."""
         return self._groups.get(collective.groups, self.comm)
 
+    def place(self) -> str:
+        """Where this rank is, for messages."""
+        return place(self.step, self.joined)
+
     def abort(self, code: int) -> None:
         """End all ranks at once with exit code `code`."""
         sys.stdout.flush()
         sys.stderr.flush()
         self.comm.Abort(code)
+
+
+def place(step: int, joined: int) -> str:
+    """Where a rank is, for messages: the collective it comes to next counts from 0."""
+    return "while loading" if step < 0 else f"at step {step}, before collective {joined}"
 
 
 def start() -> World:

@@ -31,7 +31,7 @@ def load(
     """
     world = world or start()
     watchdog = Watchdog(world, timeout_s, load_timeout_s)
-    watchdog.waits("the start of all ranks", loading=True)
+    watchdog.waits("the start", loading=True)
     watchdog.board = Board(world)
     loaded: tuple[Manifest, SegmentRunner] | None = None
     failure: TpcompileError | None = None
@@ -41,7 +41,7 @@ def load(
         failure = error
     faults = [] if failure is None else [[f.code, f.where, f.fact, f.remedy] for f in failure.faults]
     identity = None if loaded is None else _identity(folder, loaded[1].collectives)
-    watchdog.waits("the other ranks to have loaded", loading=True)
+    watchdog.waits("loading", loading=True)
     said = world.exchange([faults, identity])
     if any(found for found, _ in said):
         raise Refused(*_gathered([found for found, _ in said]))
@@ -109,7 +109,6 @@ class RankRunner:
 
     def __init__(self, manifest: Manifest, segments: SegmentRunner, world: World, watchdog: Watchdog) -> None:
         self.manifest, self.segments, self.world, self.watchdog = manifest, segments, world, watchdog
-        self._calls = 0
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Whole outputs by name, on every rank, for whole inputs."""
@@ -130,8 +129,7 @@ class RankRunner:
 
     def step(self, values: Mapping[str, ort.OrtValue]) -> dict[str, ort.OrtValue]:
         """One pass of this rank's model over its own parts."""
-        self.watchdog.begin_step(self._calls)
-        self._calls += 1
+        self.watchdog.begin_step()
         return self.segments.run(values)
 
     def local(self, name: str, array: Array) -> ort.OrtValue:
@@ -151,7 +149,7 @@ class RankRunner:
 
     def same(self, array: Array) -> Array:
         """Rank 0's `array`, so that no rank goes its own way over a rounding difference."""
-        self.watchdog.waits("the next tokens from rank 0")
+        self.watchdog.waits("the choice of the next tokens")
         self.world.broadcast(array)
         self.watchdog.goes_on()
         return array

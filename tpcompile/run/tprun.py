@@ -53,15 +53,11 @@ def end_all(world: World, error: BaseException) -> None:
     elif isinstance(error, KeyboardInterrupt):
         code = 130
     else:
-        print(f"[rank {world.rank}] {unexpected(error)}", file=sys.stderr, flush=True)
+        fault = Fault("TP612", world.place(), f"{type(error).__name__}: {error}", "All ranks end with this one")
+        print(f"[rank {world.rank}] {fault}", file=sys.stderr, flush=True)
         code = FAILED
     world.abort(code)
     os._exit(code)
-
-
-def unexpected(error: BaseException) -> str:
-    """TP612 for what no code of ours foresaw."""
-    return str(Fault("TP612", "", f"{type(error).__name__}: {error}", "The other ranks are ended with this one"))
 
 
 def run_rank(arguments: argparse.Namespace, world: World) -> None:
@@ -98,7 +94,7 @@ def _finish(runner: RankRunner, arguments: argparse.Namespace, outputs: dict[str
             failure = check(outputs, arrays.read(Path(arguments.check), {}))
     if failure is not None:
         raise failure
-    runner.watchdog.waits("rank 0 to write the outputs", loading=True)
+    runner.watchdog.waits("the writing of the outputs", loading=True)
     world.comm.Barrier()
     runner.watchdog.goes_on()
 

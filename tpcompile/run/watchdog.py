@@ -1,7 +1,8 @@
 """Nobody waits for ever: a thread that ends all ranks when one waits too long, and says who waits for whom.
 
 MPI itself hangs when a rank raises, exits or computes for ever. Each rank notes where it is on a board that the ranks
-of one machine share, so that the one that waits can name those that did not come.
+of one machine share: the one that waits can name those that did not come, and whoever started the ranks can say where
+one was when it was killed.
 """
 
 from __future__ import annotations
@@ -12,43 +13,62 @@ import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tpcompile.run.mpi import World, host
+from tpcompile.errors import Fault
+from tpcompile.run.mpi import World, host, place
 
 POLL_S = 0.1
 
 
+BOARD = "TPCOMPILE_BOARD"
+"""Names the board's file where the one who started the ranks made it, to read it when they are gone."""
+
+
 class Board:
-    """Where each rank of this machine is: (step, collectives joined) per rank, in a file that all map and none sees."""
+    """Where each rank of this machine is, (step, joined) per rank, in memory that all of them see.
+
+    Ranks on several machines get a board of their own each, which names nobody.
+    """
 
     def __init__(self, world: World) -> None:
-        """Collective over all ranks. Ranks on several machines get a board of their own, which names nobody."""
-        self.rank = world.rank
-        place = Path("/dev/shm") if os.access("/dev/shm", os.W_OK) else Path(tempfile.gettempdir())
-        name = tempfile.mkstemp(prefix="tpcompile-", dir=place)[1] if world.rank == 0 else ""
-        said = world.exchange([host(), name])
-        self.shared = all(other == said[0][0] for other, _ in said)
-        shape = (world.size, 2)
-        if not self.shared:
-            self.at = np.zeros(shape, np.int64)
-        elif world.rank == 0:
-            self.at = np.memmap(name, np.int64, "w+", shape=shape)
-            world.comm.Barrier()
-        else:
-            world.comm.Barrier()
-            self.at = np.memmap(said[0][1], np.int64, "r+", shape=shape)
+        """Collective over all ranks."""
+        given = os.environ.get(BOARD, "")
+        path = make_board(world.size) if world.rank == 0 and not given else given
+        said = world.exchange([host(), path])
+        self.shared = all(machine == said[0][0] for machine, _ in said)
+        self.at = open_board(said[0][1]) if self.shared else np.full((world.size, 2), -1)
         world.comm.Barrier()
-        if name:
-            os.unlink(name)
+        if world.rank == 0 and not given:
+            os.unlink(path)  # those that have it open keep it
 
-    def behind(self) -> list[tuple[int, int, int]]:
-        """(rank, step, collectives joined) of the ranks that are not as far as this one."""
+    def note(self, world: World) -> None:
+        """Write down where this rank is."""
+        self.at[world.rank] = (world.step, world.joined)
+
+    def behind(self, world: World) -> list[tuple[int, str]]:
+        """The ranks that are not as far as this one, and where they are."""
         if not self.shared:
             return []
-        mine = tuple(self.at[self.rank])
-        return [(rank, int(step), int(done)) for rank, (step, done) in enumerate(self.at) if (step, done) < mine]
+        mine = (world.step, world.joined)
+        places = [(int(step), int(joined)) for step, joined in self.at]
+        return [(rank, place(*there)) for rank, there in enumerate(places) if there < mine]
+
+
+def make_board(ranks: int) -> str:
+    """A file for the board of `ranks` ranks; the caller removes it."""
+    memory = Path("/dev/shm")
+    kept, path = tempfile.mkstemp(prefix="tpcompile-", dir=memory if os.access(memory, os.W_OK) else None)
+    os.write(kept, np.full((ranks, 2), -1, np.int64).tobytes())
+    os.close(kept)
+    return path
+
+
+def open_board(path: str) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """The board in the file `path`, shared with all who open it."""
+    return np.memmap(path, np.int64, "r+").reshape(-1, 2)
 
 
 class Watchdog:
@@ -60,21 +80,20 @@ class Watchdog:
 
     def __init__(self, world: World, limit_s: float, load_limit_s: float) -> None:
         self.world, self.limit_s, self.load_limit_s = world, limit_s, load_limit_s
-        self.step = 0
         self.board: Board | None = None
-        self._joined = 0
         self._wait: tuple[float, float, str] | None = None
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
-    def begin_step(self, step: int) -> None:
-        """Note that this rank begins to compute step `step` (0 is the first)."""
-        self.step, self._joined = step, 0
+    def begin_step(self) -> None:
+        """Note that this rank begins its next pass over the model."""
+        self.world.step += 1
+        self.world.joined = 0
         self._note()
 
     def waits(self, what: str, *, loading: bool = False) -> None:
         """This rank is about to wait for others: `what` says in what."""
         limit = self.load_limit_s if loading else self.limit_s
-        self._joined += 1
+        self.world.joined += 1
         self._note()
         if limit > 0:
             self._wait = (time.monotonic() + limit, limit, what)
@@ -85,7 +104,7 @@ class Watchdog:
 
     def _note(self) -> None:
         if self.board is not None:
-            self.board.at[self.world.rank] = (self.step, self._joined)
+            self.board.note(self.world)
 
     def _watch(self) -> None:
         while True:
@@ -96,10 +115,9 @@ class Watchdog:
                 self.world.abort(4)
 
     def _complaint(self, limit_s: float, what: str) -> str:
-        late = self.board.behind() if self.board is not None else []
-        missing = "; ".join(f"rank {rank} has not come (step {step}, {done} waits done)" for rank, step, done in late)
-        return (
-            f"[rank {self.world.rank}] TP610 {what}: waited {limit_s:g} s at step {self.step}"
-            f"{f'; {missing}' if missing else ' for the other ranks'}. "
-            "A rank is slow, stuck or gone: see its messages, or give more time with --timeout."
-        )
+        late = self.board.behind(self.world) if self.board is not None else []
+        missing = "; ".join(f"rank {rank} has not come, it is {there}" for rank, there in late)
+        step = "while loading" if self.world.step < 0 else f"at step {self.world.step}"
+        remedy = "A rank is slow, stuck or gone: see its messages, or give more time with --timeout"
+        fact = f"waited {limit_s:g} s {step} in {what}"
+        return f"[rank {self.world.rank}] {Fault('TP610', '', f'{fact}; {missing}' if missing else fact, remedy)}"

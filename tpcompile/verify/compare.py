@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,7 +52,9 @@ class SourceRun:
         proto = onnx.ModelProto()
         proto.CopyFrom(self.model.proto)
         self.outputs = [value.name for value in proto.graph.output]
-        inner = dict.fromkeys(name for node in proto.graph.node for name in node.output if name and name not in self.outputs)
+        inner = dict.fromkeys(
+            name for node in proto.graph.node for name in node.output if name and name not in self.outputs
+        )
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
         self._names = [*self.outputs, *inner]
         data = proto.SerializeToString()
@@ -67,7 +69,12 @@ class SourceRun:
         try:
             return ort.InferenceSession(data, options, providers=["CPUExecutionProvider"]), kept
         except Exception as error:  # onnxruntime raises a dozen types of its own
-            raise refuse("TP504", self.model.name, f"onnxruntime cannot open it: {' '.join(str(error).split())[:300]}", "Verification runs the source; give one that onnxruntime can run on a CPU") from error
+            raise refuse(
+                "TP504",
+                self.model.name,
+                f"onnxruntime cannot open it: {' '.join(str(error).split())[:300]}",
+                "Verification runs the source; give one that onnxruntime can run on a CPU",
+            ) from error
 
     def _moved(self) -> dict[str, Array]:
         rng = np.random.default_rng(0)
@@ -81,8 +88,14 @@ class SourceRun:
 
     def run(self, feeds: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, float]]:
         """All values, and for each the relative error that is allowed. Raises what onnxruntime raises."""
-        (values, moved) = (dict(zip(self._names, session.run(self._names, dict(feeds)), strict=True)) for session, _ in self._sessions)
-        limits = {name: min(CEILING, max(FLOOR, NOISES * relative_error(values[name], moved[name]))) for name in values if isinstance(values[name], np.ndarray)}
+        (values, moved) = (
+            dict(zip(self._names, session.run(self._names, dict(feeds)), strict=True)) for session, _ in self._sessions
+        )
+        limits = {
+            name: min(CEILING, max(FLOOR, NOISES * relative_error(values[name], moved[name])))
+            for name in values
+            if isinstance(values[name], np.ndarray)
+        }
         return values, limits
 
 
@@ -106,10 +119,10 @@ def whole_output(bundle: Bundle, trace: Trace, name: str) -> Array | str:
     if not placement:
         differs = [rank for rank, part in enumerate(parts) if relative_error(parts[0], part) > FLOOR]
         return f"is whole by bundle.json, but rank {differs[0]} has another value than rank 0" if differs else parts[0]
-    return assembled(parts, placement["axis"], placement["ranges"])
+    return assembled(parts, placement.axis, placement.ranges)
 
 
-def assembled(parts: list[Array], axis: int, ranges: list[list[list[int]]]) -> Array | str:
+def assembled(parts: list[Array], axis: int, ranges: Sequence[Sequence[Sequence[int]]]) -> Array | str:
     """Parts that hold `ranges[rank]` of `axis` as one array; a text where they do not fit, do not cover it, or disagree."""
     if len(ranges) != len(parts):
         return f"has ranges for {len(ranges)} ranks, not {len(parts)}"
@@ -122,20 +135,22 @@ def assembled(parts: list[Array], axis: int, ranges: list[list[list[int]]]) -> A
             return f"has shape {list(part.shape)} on rank {rank}, its ranges on axis {axis} name {mine.size} indices"
         if whole is None:
             whole = np.zeros([size if at == axis else count for at, count in enumerate(part.shape)], part.dtype)
-        at = (*[slice(None)] * axis, mine)
+        lead: tuple[Any, ...] = (slice(None),) * axis
         if part.shape[:axis] + part.shape[axis + 1 :] != whole.shape[:axis] + whole.shape[axis + 1 :]:
             return f"has shape {list(part.shape)} on rank {rank}, which does not fit {list(parts[0].shape)} on rank 0"
         copies = covered[mine]
-        if copies.any() and relative_error(whole[(*at[:-1], mine[copies])], part[(*at[:-1], copies)]) > FLOOR:
+        if copies.any() and relative_error(whole[(*lead, mine[copies])], part[(*lead, copies)]) > FLOOR:
             return f"differs on rank {rank} from another rank that holds the same part of axis {axis}"
-        whole[at] = part
+        whole[(*lead, mine)] = part
         covered[mine] = True
     if whole is None or not covered.all():
         return f"lacks index {int(np.argmin(covered))} of axis {axis} on every rank"
     return whole
 
 
-def divergences(bundle: Bundle, source: ModelFile, trace: Trace, want: Mapping[str, Array], limits: Mapping[str, float]) -> Iterator[Divergence]:
+def divergences(
+    bundle: Bundle, source: ModelFile, trace: Trace, want: Mapping[str, Array], limits: Mapping[str, float]
+) -> Iterator[Divergence]:
     """Values that kept their source's name and are further from it than allowed, in the source's order of nodes.
 
     Where the rank files say how a value lies (`tpcompile.placements`), that is what is checked; elsewhere the best of the

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,7 +14,8 @@ import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 
-from tpcompile.errors import Fault, Refused, raise_all, refuse
+from tpcompile.bundle.manifest import Manifest, Placement
+from tpcompile.errors import Fault, raise_all, refuse
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -40,7 +40,7 @@ class ModelFile:
         found = {tensor.name: tensor for tensor in self.graph.initializer}
         for node in self.graph.node:
             if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
-                found |= {node.output[0]: attribute.t for attribute in node.attribute if attribute.name == "value"}
+                found.update((node.output[0], entry.t) for entry in node.attribute if entry.name == "value")
         return found
 
     def array(self, name: str) -> Array:
@@ -51,7 +51,12 @@ class ModelFile:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
         if self.folder is None or Path(location).name != location or (self.folder / location).is_symlink():
-            raise refuse("TP513", f"{self.name}: {name}", f"its bytes lie in {location!r}, not in a file of the same folder", REWRITE)
+            raise refuse(
+                "TP513",
+                f"{self.name}: {name}",
+                f"its bytes lie in {location!r}, not in a file of the same folder",
+                REWRITE,
+            )
         shape = tuple(tensor.dims)
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
         packed = tensor.data_type in SUB_BYTE
@@ -89,63 +94,44 @@ def open_model(model: Path | str | onnx.ModelProto, name: str | None = None) -> 
     try:
         proto = onnx.load(path, load_external_data=False)
     except (OSError, DecodeError, ValueError) as error:
-        raise refuse("TP502", str(path), f"cannot be read as an ONNX model ({type(error).__name__})", "Give the ONNX file that was compiled with --source") from error
+        raise refuse(
+            "TP502",
+            str(path),
+            f"cannot be read as an ONNX model ({type(error).__name__})",
+            "Give the ONNX file that was compiled with --source",
+        ) from error
     return ModelFile(name or path.name, path.parent, proto)
 
 
 @dataclass(frozen=True)
 class Bundle:
-    """A bundle's manifest (bundle.json as it stands) and the models of its ranks, by rank."""
+    """A bundle's manifest and the models of its ranks, by rank."""
 
     folder: Path
-    manifest: Mapping[str, Any]
+    manifest: Manifest
     ranks: tuple[ModelFile, ...]
 
     @property
     def tp(self) -> int:
         return len(self.ranks)
 
-    def placement(self, side: str, name: str) -> Mapping[str, Any] | None:
-        """What bundle.json says of an input or output; None where it is whole."""
-        entry = self.manifest[side].get(name) or {}
-        found: Mapping[str, Any] | None = entry.get("placement")
-        return found
+    def placement(self, side: str, name: str) -> Placement | None:
+        """What bundle.json says of a value of "inputs" or "outputs"; None where it is whole."""
+        entry = (self.manifest.inputs if side == "inputs" else self.manifest.outputs).get(name)
+        return entry.placement if entry else None
 
 
 def open_bundle(folder: Path) -> Bundle:
-    """Read bundle.json and the rank models. Refuses, with every fault at once, files that are missing or changed (TP501)."""
-    path = folder / "bundle.json"
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-        files = [(entry["model"], entry["model_sha256"]) for entry in manifest["ranks"]]
-        sizes = {data["file"]: data["bytes"] for entry in manifest["ranks"] for data in entry["data"]}
-        _ = manifest["inputs"], manifest["outputs"], manifest["collectives"], manifest["mesh"]["tp"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise refuse("TP501", str(path), f"is missing or not a bundle's manifest ({type(error).__name__}: {error})", "Give the folder that tpcompile wrote") from error
-    raise_all(_file_faults(folder, files, sizes))
-    return Bundle(folder, manifest, tuple(_rank_model(folder / name, rank) for rank, (name, _) in enumerate(files)))
-
-
-def _rank_model(path: Path, rank: int) -> ModelFile:
-    try:
-        return open_model(path, f"rank {rank}")
-    except Refused as error:
-        raise refuse("TP501", path.name, "is not an ONNX model", REWRITE) from error
-
-
-def _file_faults(folder: Path, models: list[tuple[str, str]], sizes: Mapping[str, int]) -> Iterator[Fault]:
-    for name in [*(name for name, _ in models), *sizes]:
-        path = folder / name
-        if Path(name).name != name or path.is_symlink() or not path.is_file():
-            yield Fault("TP501", name, "is not a file in the bundle's folder", REWRITE)
-            return
-    for name, digest in models:
-        if hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
-            yield Fault("TP501", name, "is not the file that bundle.json describes: its sha256 differs", REWRITE)
-    for name, size in sizes.items():
-        found = (folder / name).stat().st_size
-        if found != size:
-            yield Fault("TP501", name, f"has {found} bytes, bundle.json says {size}", REWRITE)
+    """Read bundle.json and the rank models. Refuses what `Manifest.read` refuses (TP45x) and rank models that changed (TP501)."""
+    manifest = Manifest.read(folder)
+    raise_all(
+        Fault("TP501", entry.model, "is not the file that bundle.json describes: its sha256 differs", REWRITE)
+        for entry in manifest.ranks
+        if hashlib.sha256((folder / entry.model).read_bytes()).hexdigest() != entry.model_sha256
+    )
+    return Bundle(
+        folder, manifest, tuple(open_model(folder / entry.model, f"rank {entry.rank}") for entry in manifest.ranks)
+    )
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
@@ -174,7 +160,3 @@ def reads(node: onnx.NodeProto) -> Iterator[str]:
             yield from (name for name in reads(inner) if name not in local)
             local |= set(inner.output)
         yield from (value.name for value in graph.output if value.name not in local)
-
-
-def is_collective(node: onnx.NodeProto) -> bool:
-    return node.op_type == "DistCollective" and node.domain == "tpcompile"

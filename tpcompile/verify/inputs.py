@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -30,6 +30,9 @@ class Sizes:
     @property
     def total(self) -> int:
         return self.past + self.seq if self.total_spans_past else self.seq
+
+    def without_past_in_masks(self) -> Sizes:
+        return replace(self, total_spans_past=False)
 
 
 TRIALS = {"sample": Sizes(), "batch 1": Sizes(batch=1), "sequence 1": Sizes(seq=1), "longer past": Sizes(past=9, seq=2)}
@@ -57,6 +60,7 @@ def default_inputs(model: ModelFile, sizes: Sizes, tp: int, seed: int = 0) -> di
     for value in input_values(model):
         dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
         shape, name = shapes[value.name], value.name.lower()
+        array: Array
         if "position" in name:
             array = np.broadcast_to(np.arange(past, past + shape[-1] if shape else past), shape)
         elif "mask" in name and len(shape) == 2:
@@ -74,7 +78,11 @@ def default_inputs(model: ModelFile, sizes: Sizes, tp: int, seed: int = 0) -> di
 
 
 def _ids(rng: np.random.Generator, rows: int, shape: tuple[int, ...], tp: int) -> Array:
-    edges = [0, rows - 1, *(edge for rank in range(1, tp) for edge in (-(-rows * rank // tp) - 1, -(-rows * rank // tp)))]
+    edges = [
+        0,
+        rows - 1,
+        *(edge for rank in range(1, tp) for edge in (-(-rows * rank // tp) - 1, -(-rows * rank // tp))),
+    ]
     drawn = rng.integers(0, rows, size=shape).reshape(-1)
     ids = rng.permutation(edges)[: drawn.size]
     drawn[: ids.size] = ids
@@ -82,7 +90,11 @@ def _ids(rng: np.random.Generator, rows: int, shape: tuple[int, ...], tp: int) -
 
 
 def _is_cache(value: onnx.ValueInfoProto) -> bool:
-    return len(value.type.tensor_type.shape.dim) == 4 and value.type.tensor_type.elem_type in (1, 10, 16) and bool(re.search("past|cache", value.name))
+    return (
+        len(value.type.tensor_type.shape.dim) == 4
+        and value.type.tensor_type.elem_type in (1, 10, 16)
+        and bool(re.search("past|cache", value.name))
+    )
 
 
 def _local_sizes(model: ModelFile, sizes: Sizes) -> dict[str, tuple[int, ...]]:
@@ -116,7 +128,10 @@ def _evaluated(symbol: str | int, known: Mapping[str, int]) -> int:
     if isinstance(symbol, int):
         return symbol
     if SUM.fullmatch(symbol) and symbol not in known:
-        return sum(int(part) if part.isdigit() else known.get(part, 1) for part in (piece.strip() for piece in symbol.split("+")))
+        return sum(
+            int(part) if part.isdigit() else known.get(part, 1)
+            for part in (piece.strip() for piece in symbol.split("+"))
+        )
     return known[symbol]
 
 
@@ -128,7 +143,7 @@ def table_rows(model: ModelFile) -> dict[str, int]:
     for node in model.graph.node:
         if node.op_type not in ("Gather", "GatherBlockQuantized") or node.input[0] not in model.tensors:
             continue
-        dims = model.tensors[node.input[0]].dims
+        dims = tuple(model.tensors[node.input[0]].dims)
         name = node.input[1]
         while name in made and made[name].op_type in SEES_THROUGH:
             source = made[name]
@@ -144,7 +159,12 @@ def read_inputs(path: Path, model: ModelFile) -> dict[str, Array]:
         with np.load(path, allow_pickle=False) as stored:
             found = {name: stored[name] for name in stored.files}
     except (OSError, ValueError) as error:
-        raise refuse("TP503", str(path), f"cannot be read as an .npz file ({type(error).__name__})", "Write it with numpy.savez(path, **inputs)") from error
+        raise refuse(
+            "TP503",
+            str(path),
+            f"cannot be read as an .npz file ({type(error).__name__})",
+            "Write it with numpy.savez(path, **inputs)",
+        ) from error
     raise_all(_input_faults(found, model))
     return {value.name: found[value.name] for value in input_values(model)}
 
@@ -155,9 +175,18 @@ def _input_faults(found: Mapping[str, Array], model: ModelFile) -> Iterator[Faul
         shape = spelled(value)
         wanted = f"an array of {dtype.name} with shape {shape}"
         if value.name not in found:
-            yield Fault("TP503", f"input {value.name}", f"is not among the given inputs {sorted(found)}", f"Give {wanted}")
+            yield Fault(
+                "TP503", f"input {value.name}", f"is not among the given inputs {sorted(found)}", f"Give {wanted}"
+            )
             continue
         array = found[value.name]
-        fits = array.ndim == len(shape) and all(isinstance(want, str) or want == have for want, have in zip(shape, array.shape, strict=True))
+        fits = array.ndim == len(shape) and all(
+            isinstance(want, str) or want == have for want, have in zip(shape, array.shape, strict=True)
+        )
         if array.dtype != dtype or not fits:
-            yield Fault("TP503", f"input {value.name}", f"is {array.dtype.name} with shape {list(array.shape)}", f"Give {wanted}")
+            yield Fault(
+                "TP503",
+                f"input {value.name}",
+                f"is {array.dtype.name} with shape {list(array.shape)}",
+                f"Give {wanted}",
+            )

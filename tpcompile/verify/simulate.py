@@ -14,10 +14,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from tpcompile.bundle.manifest import Placement
 from tpcompile.errors import refuse
-from tpcompile.verify.files import Array, Bundle, ModelFile, attribute, is_collective, reads, subgraphs
+from tpcompile.targets.collectives import is_collective
+from tpcompile.verify.files import Array, Bundle, ModelFile, attribute, reads, subgraphs
 
-REMEDY = "This is a fault of tpcompile or of a changed file: compile again, and report it with the model if it comes back"
+REMEDY = (
+    "This is a fault of tpcompile or of a changed file: compile again, and report it with the model if it comes back"
+)
 
 
 @dataclass(frozen=True)
@@ -41,12 +45,12 @@ def session_options(folder: Any = None) -> ort.SessionOptions:
     return options
 
 
-def held_part(array: Array, placement: Mapping[str, Any] | None, rank: int) -> Array:
+def held_part(array: Array, placement: Placement | None, rank: int) -> Array:
     """The part of a whole input that `rank` holds, by its placement in bundle.json."""
     if not placement:
         return array
-    indices = np.concatenate([np.arange(start, stop) for start, stop in placement["ranges"][rank]])
-    return np.ascontiguousarray(np.take(array, indices, axis=placement["axis"]))
+    indices = np.concatenate([np.arange(start, stop) for start, stop in placement.ranges[rank]])
+    return np.ascontiguousarray(np.take(array, indices, axis=placement.axis))
 
 
 @dataclass
@@ -70,7 +74,9 @@ class Lockstep:
             missing = [name for name in wanted if name not in feeds]
             if missing:
                 raise refuse("TP530", f"rank {rank}", f"reads inputs {missing} that nothing feeds", REMEDY)
-            values.append({name: held_part(feeds[name], self.bundle.placement("inputs", name), rank) for name in wanted})
+            values.append(
+                {name: held_part(feeds[name], self.bundle.placement("inputs", name), rank) for name in wanted}
+            )
         for stages in zip(*self._stages, strict=True):
             for rank, stage in enumerate(stages):
                 stage.run(rank, values[rank])
@@ -89,7 +95,9 @@ def _input(model: ModelFile, values: Mapping[str, Array], node: onnx.NodeProto) 
 class _Stage:
     """The nodes of one rank that run between two rounds of collectives, and the collectives that follow."""
 
-    def __init__(self, model: ModelFile, nodes: Sequence[onnx.NodeProto], collectives: Sequence[onnx.NodeProto]) -> None:
+    def __init__(
+        self, model: ModelFile, nodes: Sequence[onnx.NodeProto], collectives: Sequence[onnx.NodeProto]
+    ) -> None:
         self.model, self.nodes, self.collectives = model, nodes, collectives
         made = {name for node in nodes for name in node.output if name}
         read = dict.fromkeys(name for node in nodes for name in reads(node) if name not in made)
@@ -116,13 +124,20 @@ class _Stage:
         values.update(zip(self.made, results, strict=True))
 
     def _open(self, feeds: Mapping[str, Array]) -> ort.InferenceSession:
-        inputs = [onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), None) for name, value in feeds.items()]
-        graph = onnx.GraphProto(name="stage", node=self.nodes, input=inputs, output=[onnx.ValueInfoProto(name=name) for name in self.made])
+        inputs = [
+            onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(value.dtype), None)
+            for name, value in feeds.items()
+        ]
+        graph = onnx.GraphProto(
+            name="stage", node=self.nodes, input=inputs, output=[onnx.ValueInfoProto(name=name) for name in self.made]
+        )
         graph.initializer.extend(tensor for tensor in self.model.graph.initializer if tensor.name in self.stored)
         proto = onnx.ModelProto(ir_version=self.model.proto.ir_version, graph=graph)
         proto.opset_import.extend(self.model.proto.opset_import)
         proto.functions.extend(self.model.proto.functions)
-        return ort.InferenceSession(proto.SerializeToString(), session_options(self.model.folder), providers=["CPUExecutionProvider"])
+        return ort.InferenceSession(
+            proto.SerializeToString(), session_options(self.model.folder), providers=["CPUExecutionProvider"]
+        )
 
 
 def _staged(model: ModelFile) -> list[_Stage]:
@@ -132,7 +147,12 @@ def _staged(model: ModelFile) -> list[_Stage]:
     collectives: dict[int, list[onnx.NodeProto]] = {}
     for node in model.graph.node:
         if any(is_collective(inner) for graph in subgraphs(node) for inner in graph.node):
-            raise refuse("TP530", f"{model.name}: {node.name}", f"a collective inside the body of {node.op_type} cannot be simulated", REMEDY)
+            raise refuse(
+                "TP530",
+                f"{model.name}: {node.name}",
+                f"a collective inside the body of {node.op_type} cannot be simulated",
+                REMEDY,
+            )
         now = max((stage.get(name, 0) for name in reads(node)), default=0)
         (collectives if is_collective(node) else nodes).setdefault(now, []).append(node)
         stage.update(dict.fromkeys(node.output, now + is_collective(node)))
@@ -140,7 +160,12 @@ def _staged(model: ModelFile) -> list[_Stage]:
     return [_Stage(model, nodes.get(now, []), collectives.get(now, [])) for now in range(last + 1)]
 
 
-_REDUCE: dict[str, Callable[[Array, Array], Array]] = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
+_REDUCE: dict[str, Callable[[Array, Array], Array]] = {
+    "sum": np.add,
+    "prod": np.multiply,
+    "max": np.maximum,
+    "min": np.minimum,
+}
 
 
 def group_of(node: onnx.NodeProto, world: int) -> list[int]:
@@ -158,10 +183,14 @@ def perform(nodes: Sequence[onnx.NodeProto], inputs: Sequence[Array]) -> list[Ar
             raise refuse("TP530", where, f"has group {group} on rank {rank} of {len(nodes)}", REMEDY)
         parts = [inputs[other] for other in group]
         if len({(part.shape, part.dtype) for part in parts}) != 1:
-            raise refuse("TP530", where, f"{kind} of values of different shape: {[part.shape for part in parts]}", REMEDY)
+            raise refuse(
+                "TP530", where, f"{kind} of values of different shape: {[part.shape for part in parts]}", REMEDY
+            )
         place, size = group.index(rank), len(group)
         splits = kind in ("reduce_scatter", "all_to_all")
-        if kind in ("all_gather", "reduce_scatter", "all_to_all") and (not parts[0].ndim or (splits and parts[0].shape[0] % size)):
+        if kind in ("all_gather", "reduce_scatter", "all_to_all") and (
+            not parts[0].ndim or (splits and parts[0].shape[0] % size)
+        ):
             raise refuse("TP530", where, f"{kind} of shape {list(parts[0].shape)} over {size} ranks", REMEDY)
         if kind == "all_reduce":
             results.append(_reduced(reduce, parts, where))

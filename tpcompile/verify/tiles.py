@@ -11,6 +11,7 @@ import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ SMALL = 4096
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank holds of a source tensor: per axis the global indices in order (−1 for padding), or zeros in its stead."""
+    """What one rank holds of a source tensor: per axis the global indices in order (-1 for padding), or zeros in its stead."""
 
     indices: tuple[Array, ...]
     zeroed: bool = False
@@ -69,7 +70,12 @@ def _check_tensor(bundle: Bundle, source: ModelFile, name: str, found: Tiling) -
             found.checked_bytes += local.nbytes
             parts.append(_part(whole, local, {entry.key: entry.value for entry in model.tensors[name].metadata_props}))
         except _Mismatch as mismatch:
-            if whole.dtype.kind in "iu" and source.array(name).dtype.kind in "iub" and whole.ndim <= 1 and whole.size <= SMALL:
+            if (
+                whole.dtype.kind in "iu"
+                and source.array(name).dtype.kind in "iub"
+                and whole.ndim <= 1
+                and whole.size <= SMALL
+            ):
                 found.warnings.append(f"{name} on rank {rank} {mismatch}: taken for a shape made local")
             else:
                 found.faults.append(Fault("TP510", f"{name} on rank {rank}", str(mismatch), REWRITE))
@@ -90,7 +96,11 @@ def _check_missing(bundle: Bundle, source: ModelFile, name: str, found: Tiling) 
         return
     mine = source.array(name)
     for other, tensor in source.tensors.items():
-        if other == name or tensor.data_type != source.tensors[name].data_type or any(other not in model.tensors for model in bundle.ranks):
+        if (
+            other == name
+            or tensor.data_type != source.tensors[name].data_type
+            or any(other not in model.tensors for model in bundle.ranks)
+        ):
             continue
         theirs = source.array(other)
         if any(way.shape == mine.shape and np.array_equal(_bits(mine), _bits(way)) for way in (theirs, theirs.T)):
@@ -99,7 +109,7 @@ def _check_missing(bundle: Bundle, source: ModelFile, name: str, found: Tiling) 
 
 
 def _bits(array: Array) -> Array:
-    """The same memory as unsigned integers, so that NaN equals NaN and −0 differs from 0."""
+    """The same memory as unsigned integers, so that NaN equals NaN and -0 differs from 0."""
     if array.dtype.itemsize in (1, 2, 4, 8) and array.dtype.kind not in "OSU":
         return array.view(f"u{array.dtype.itemsize}")
     return array
@@ -136,14 +146,18 @@ def _part(whole: Array, local: Array, metadata: dict[str, str]) -> Part:
     return Part(tuple(indices_found))
 
 
-def _declared(ranges: list[list[list[int]] | None], full: tuple[Array, ...], local_shape: tuple[int, ...]) -> tuple[Array, ...]:
+def _declared(
+    ranges: list[list[list[int]] | None], full: tuple[Array, ...], local_shape: tuple[int, ...]
+) -> tuple[Array, ...]:
     indices = []
     if len(ranges) != len(full):
         raise _Mismatch(f"declares ranges for {len(ranges)} axes, it has {len(full)}")
     for axis, (mine, whole) in enumerate(zip(ranges, full, strict=True)):
         index = whole if mine is None else np.concatenate([np.arange(start, stop) for start, stop in mine])
         if index.size > local_shape[axis] or (index.size and (index.min() < 0 or index.max() >= whole.size)):
-            raise _Mismatch(f"declares ranges {mine} on axis {axis}, but has shape {list(local_shape)} of {whole.size} indices")
+            raise _Mismatch(
+                f"declares ranges {mine} on axis {axis}, but has shape {list(local_shape)} of {whole.size} indices"
+            )
         indices.append(np.concatenate([index, np.full(local_shape[axis] - index.size, -1)]))
     return tuple(indices)
 
@@ -155,7 +169,9 @@ def _blocks(shape: tuple[int, ...], itemsize: int) -> Iterator[slice]:
 
 
 def _equal(a: Array, b: Array) -> bool:
-    return bool(a == b) if not a.ndim else all(np.array_equal(a[rows], b[rows]) for rows in _blocks(a.shape, a.itemsize))
+    return (
+        bool(a == b) if not a.ndim else all(np.array_equal(a[rows], b[rows]) for rows in _blocks(a.shape, a.itemsize))
+    )
 
 
 def _compare(whole: Array, local: Array, indices: tuple[Array, ...]) -> None:
@@ -176,7 +192,7 @@ def _compare(whole: Array, local: Array, indices: tuple[Array, ...]) -> None:
 
 
 def _taken(whole: Array, indices: tuple[Array, ...]) -> Array:
-    """whole[np.ix_(*indices)], axes that are taken in one run sliced; index −1 gives zeros."""
+    """whole[np.ix_(*indices)], axes that are taken in one run sliced; index -1 gives zeros."""
     view = whole
     for axis in range(whole.ndim):
         index = indices[axis]
@@ -236,8 +252,9 @@ def _matched_lines(whole: Array, local: Array, cut: list[int]) -> list[Array]:
         try:
             lines = []
             for axis in cut:
-                along = tuple(slice(None) if at == axis else int(i) for at, i in enumerate(start))
-                mine = local[tuple(slice(None) if at == axis else 0 for at in range(local.ndim))]
+                along: tuple[Any, ...] = tuple(slice(None) if at == axis else int(i) for at, i in enumerate(start))
+                first: tuple[Any, ...] = tuple(slice(None) if at == axis else 0 for at in range(local.ndim))
+                mine = np.asarray(local[first])
                 line = np.asarray(whole[along])
                 lines.append(int(start[axis]) + _in_order(line[int(start[axis]) :], mine, axis))
             indices = [np.arange(size) for size in whole.shape]
@@ -262,9 +279,11 @@ def _uncovered(name: str, shape: tuple[int, ...], parts: list[Part]) -> Fault | 
                 holders[part.indices[axis][part.indices[axis] >= 0], rank] = True
         classes.append(np.unique(holders, axis=0, return_index=True))
     for box in np.ndindex(*(len(kinds) for kinds, _ in classes)):
-        if not np.logical_and.reduce([np.ones(len(parts), bool), *(kinds[i] for (kinds, _), i in zip(classes, box, strict=True))]).any() or all(
-            part.zeroed for part in parts
-        ):
+        if not np.logical_and.reduce(
+            [np.ones(len(parts), bool), *(kinds[i] for (kinds, _), i in zip(classes, box, strict=True))]
+        ).any() or all(part.zeroed for part in parts):
             at = [int(first[i]) for (_, first), i in zip(classes, box, strict=True)]
-            return Fault("TP511", name, f"has an element that no rank holds: index {at} of shape {list(shape)}", REWRITE)
+            return Fault(
+                "TP511", name, f"has an element that no rank holds: index {at} of shape {list(shape)}", REWRITE
+            )
     return None

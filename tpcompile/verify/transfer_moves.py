@@ -1,0 +1,419 @@
+"""Rules of operators that move entries about: reshapes, selections, joins, reductions, lookups, collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tpcompile.verify import lattice
+from tpcompile.verify.files import Array, attribute
+from tpcompile.verify.lattice import Axis, Free, Lies, Lookup, State
+from tpcompile.verify.simulate import group_of
+from tpcompile.verify.transfer import Rule, Site, Undecided, broadcast, summed_over
+
+
+def moved(state: Lies, axes: Sequence[Axis]) -> Lies:
+    """The same shares over other axes; a lookup does not outlive a move of its places."""
+    if state.lookup:
+        raise Undecided("moves a lookup before it is masked")
+    return Lies(tuple(axes), state.shares, state.reduce)
+
+
+def transpose(site: Site) -> list[State]:
+    state = site.lies(0)
+    order = site.attribute("perm") or list(range(len(state.axes)))[::-1]
+    return [moved(state, [state.axes[at] for at in order])]
+
+
+def _numbers(site: Site, at: int, name: str) -> list[int] | None:
+    """A list of ints given as attribute or as input."""
+    if site.given(at):
+        return [int(value) for value in np.reshape(site.values(at)[0], -1)]
+    found = site.attribute(name)
+    return None if found is None else [int(value) for value in found]
+
+
+def squeeze(site: Site) -> list[State]:
+    state = site.lies(0)
+    axes = _numbers(site, 1, "axes")
+    gone = (
+        {at % len(state.axes) for at in axes}
+        if axes is not None
+        else {at for at, axis in enumerate(state.axes) if axis.unit}
+    )
+    for at in gone:
+        site.need_whole(state.axes[at], f"axis {at}")
+    return [moved(state, [axis for at, axis in enumerate(state.axes) if at not in gone])]
+
+
+def unsqueeze(site: Site) -> list[State]:
+    state = site.lies(0)
+    rank = len(site.shapes()[0])
+    new = {at % rank for at in _numbers(site, 1, "axes") or []}
+    old = iter(state.axes)
+    axes = [lattice.whole(1, site.tp) if at in new else next(old) for at in range(rank)]
+    return [
+        Lies(
+            tuple(axes),
+            state.shares,
+            state.reduce,
+            state.lookup if min(new, default=rank) >= rank - 1 and not state.lookup else None,
+        )
+    ]
+
+
+def reshape(site: Site) -> list[State]:
+    """Neighbouring axes are merged and divided in the smallest groups whose local sizes agree on all ranks."""
+    state = site.lies(0)
+    before = [axis.lengths for axis in state.axes]
+    after = list(zip(*site.shapes(), strict=True)) if site.shapes()[0] else []
+    axes: list[Axis] = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        taken, made, a, b = i, j, np.ones(site.tp, int), np.ones(site.tp, int)
+        while True:
+            if i == taken or (j > made and (a < b).any()):
+                if i == len(before):
+                    break
+                a, i = a * before[i], i + 1
+            elif j == made or (b < a).any():
+                if j == len(after):
+                    break
+                b, j = b * after[j], j + 1
+            else:
+                break
+        if i == taken or j == made:  # only ones are left on one side
+            if not all(axis.unit for axis in state.axes[taken:i]):
+                raise Undecided("drops a cut axis in a Reshape")
+            axes += [lattice.whole(1, site.tp) for _ in after[made:]]
+            if any(size != 1 for sizes in after[made:] for size in sizes):
+                raise Undecided("a Reshape of an empty value")
+            break
+        axes += _regrouped(site, state.axes[taken:i], after[made:j], (taken, made))
+    return [moved(state, axes)]
+
+
+def _regrouped(site: Site, group: Sequence[Axis], after: Sequence[tuple[int, ...]], at: tuple[int, int]) -> list[Axis]:
+    if len(group) == len(after) == 1:
+        return list(group)
+    if all(axis.whole for axis in group):
+        if len({sizes for sizes in zip(*after, strict=True)}) != 1:
+            raise Undecided("divides a whole axis by rank")
+        return [lattice.whole(sizes[0], site.tp) for sizes in after]
+    if (
+        len(group) > 1
+        and not group[0].unit
+        and set(group[0].lengths) == {1}
+        and len(after) == 1
+        and at[1]
+        and not _joins_right(site, at[1])
+    ):
+        raise Undecided("a cut axis of one entry per rank that may merge to either side")
+    one = group[0] if len(group) == 1 else lattice.merged(group)
+    if len(after) == 1:
+        return [one]
+    found = lattice.divided(one, list(zip(*after, strict=True)))
+    if found is None:
+        raise Undecided(f"divides an axis that is {one} into {[list(sizes) for sizes in zip(*after, strict=True)]}")
+    return found
+
+
+def _joins_right(site: Site, position: int) -> bool:
+    """Whether the wanted shape is written so that the axis at `position` is the merged one (-1 or a constant), not the one before it."""
+    if not site.given(1):
+        return True
+    wanted = site.values(1)[0].tolist()
+    return bool(wanted[position - 1] != -1 and (wanted[position] == -1 or site.stored(site.nodes[0].input[1])))
+
+
+def flatten(site: Site) -> list[State]:
+    state, at = site.lies(0), site.attribute("axis", 1) % (len(site.lies(0).axes) + 1)
+    halves = [
+        lattice.merged(part) if part else lattice.whole(1, site.tp) for part in (state.axes[:at], state.axes[at:])
+    ]
+    return [moved(state, halves)]
+
+
+def expand(site: Site) -> list[State]:
+    """Axes of one entry become axes whose entries are alike; the shape may be a local one."""
+    state = site.lies(0)
+    shapes = site.shapes()
+    axes = []
+    for back in range(len(shapes[0]), 0, -1):
+        axis = state.axes[-back] if back <= len(state.axes) else lattice.whole(1, site.tp)
+        lengths = [shape[-back] for shape in shapes]
+        axes.append(lattice.alike(lengths) if axis.unit and set(lengths) != {1} else axis)
+    return [moved(state, axes)]
+
+
+def concat(site: Site) -> list[State]:
+    parts = [site.lies(at) for at in range(len(site.nodes[0].input))]
+    rank = len(parts[0].axes)
+    at = site.attribute("axis") % rank
+    if len({part.shares for part in parts}) != 1:
+        site.fault("TP524", "joins partial values and finished ones, or partial values of different sums")
+    axes = []
+    for back in range(rank):
+        if back == at:
+            mine = [part.axes[at] for part in parts if set(part.axes[at].lengths) != {0}]
+            if any(axis.flat is None for axis in mine):
+                raise Undecided("joins axes of unknown size")
+            axes.append(lattice.joined(mine) if mine else parts[0].axes[at])
+        else:
+            axis = parts[0].axes[back]
+            for part in parts[1:]:
+                axis = site.matched(axis, part.axes[back], f"axis {back} of its inputs")
+            axes.append(axis)
+    return [moved(parts[0], axes)]
+
+
+def split(site: Site) -> list[State]:
+    state = site.lies(0)
+    at = site.attribute("axis", 0) % len(state.axes)
+    starts = np.zeros(site.tp, int)
+    found: list[State] = []
+    for output in range(len(site.nodes[0].output)):
+        sizes = np.array([shape[at] for shape in site.shapes(output)])
+        chosen = [np.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)]
+        found.append(
+            moved(state, [lattice.select(axis, chosen) if back == at else axis for back, axis in enumerate(state.axes)])
+        )
+        starts = starts + sizes
+    return found
+
+
+def slice_(site: Site) -> list[State]:
+    state = site.lies(0)
+    axes = list(state.axes)
+    if site.given(1):
+        given = [[np.reshape(array, -1) for array in site.values(at)] if site.given(at) else None for at in range(1, 5)]
+    else:  # before opset 10
+        given = [
+            [np.array(attribute(node, name)) for node in site.nodes] if site.attribute(name) else None
+            for name in ("starts", "ends", "axes")
+        ] + [None]
+    starts, ends, on, steps = given
+    assert starts is not None and ends is not None
+    for place in range(len(starts[0])):
+        at = int(on[0][place]) % len(axes) if on else place
+        chosen = []
+        for rank in range(site.tp):
+            step = int(steps[rank][place]) if steps else 1
+            start, end = int(starts[rank][place]), int(ends[rank][place])
+            stop = None if step < 0 and end < -axes[at].lengths[rank] else end
+            chosen.append(np.arange(axes[at].lengths[rank])[start:stop:step])
+        axes[at] = lattice.select(axes[at], chosen)
+    return [moved(state, axes)]
+
+
+def pad(site: Site) -> list[State]:
+    """Padding of a cut axis is junk until a selection drops it; padding of a whole one makes a longer whole one."""
+    state = site.lies(0)
+    pads = site.values(1) if site.given(1) else [np.array(attribute(node, "pads")) for node in site.nodes]
+    on = _numbers(site, 3, "axes") or list(range(len(state.axes)))
+    axes = list(state.axes)
+    for place, at in enumerate(on):
+        before, after = [int(p[place]) for p in pads], [int(p[place + len(on)]) for p in pads]
+        axis = axes[at % len(axes)]
+        if not any(before) and not any(after):
+            continue
+        if axis.whole and len(set(before)) == len(set(after)) == 1:
+            axes[at % len(axes)] = lattice.whole(axis.lengths[0] + before[0] + after[0], site.tp)
+        elif axis.flat:
+            junk = [
+                (np.full(b, lattice.PADDING), np.full(a, lattice.PADDING)) for b, a in zip(before, after, strict=True)
+            ]
+            axes[at % len(axes)] = lattice.cut(
+                axis.flat[0], [np.concatenate([b, index, a]) for (b, a), index in zip(junk, axis.flat[1], strict=True)]
+            )
+        else:
+            raise Undecided("pads an axis of unknown size")
+    return [moved(state, axes)]
+
+
+def tile(site: Site) -> list[State]:
+    state, repeats = site.lies(0), site.values(1)[0].tolist()
+    axes = []
+    for at, (axis, count) in enumerate(zip(state.axes, repeats, strict=True)):
+        if count != 1 and not axis.whole:
+            raise Undecided(f"repeats axis {at}, which is cut")
+        axes.append(
+            axis
+            if count == 1
+            else lattice.alike([s[at] for s in site.shapes()])
+            if axis.unit
+            else lattice.whole(axis.lengths[0] * count, site.tp)
+        )
+    return [moved(state, axes)]
+
+
+def gather(site: Site) -> list[State]:
+    data, at = site.lies(0), site.attribute("axis", 0) % len(site.lies(0).axes)
+    axis, places = data.axes[at], site.values(1)
+    index = site.states[1]
+    rest = (*data.axes[:at], *data.axes[at + 1 :])
+    chosen = [
+        np.where(array < 0, array + length, array).astype(np.int64)
+        for array, length in zip(places, axis.lengths, strict=True)
+    ]
+    if places[0].ndim == 0 and (axis.whole or axis.alike) and index is not Free.VARIES:
+        return [moved(data, rest)]
+    if (
+        places[0].ndim == 1
+        and (site.stored(site.nodes[0].input[1]) or axis.whole)
+        and not (isinstance(index, Lies) and not index.whole)
+    ):
+        return [moved(data, [*data.axes[:at], lattice.select(axis, chosen), *data.axes[at + 1 :]])]
+    if axis.whole:
+        return [moved(data, [*data.axes[:at], *site.finished(1).axes, *data.axes[at + 1 :]])]
+    if index is not Free.VARIES:
+        site.fault(
+            "TP528",
+            f"looks up whole indices {site.nodes[0].input[1]!r} in axis {at} of {site.nodes[0].input[0]!r}, of which a rank holds a part ({axis})",
+        )
+        return [Lies(tuple(lattice.whole(size, site.tp) for size in site.shapes()[0]))]
+    if at or axis.flat is None or data.shares:
+        raise Undecided("a lookup that is not along axis 0 of a table")
+    owners = summed_over(site, axis)
+    if len(owners) != 1:
+        raise Undecided("a lookup in a table whose rows are not shared out")
+    rows = tuple(flat[np.clip(mine, 0, max(len(flat) - 1, 0))] for flat, mine in zip(axis.flat[1], chosen, strict=True))
+    asked = _asked(site, axis.flat[0], rows)
+    lead = tuple(lattice.whole(size, site.tp) for size in places[0].shape)
+    (owner,) = owners
+    return [Lies((*lead, *rest), lookup=Lookup(rows, tuple(number or 0 for number in owner), asked))]
+
+
+def _asked(site: Site, size: int, rows: Sequence[Array]) -> Array | None:
+    """The whole indices that the local ones come from: of the whole integer values before them, the nearest of that many entries."""
+    for candidate in site.asked(site.nodes[0].input[1], rows[0].size):
+        ids = np.where(candidate < 0, candidate + size, candidate)
+        if ((ids >= 0) & (ids < size)).all() and any((ids.reshape(mine.shape) == mine).any() for mine in rows):
+            return np.asarray(ids.reshape(rows[0].shape))
+    return None
+
+
+def gather_nd(site: Site) -> list[State]:
+    data, index = site.lies(0), site.finished(1)
+    depth, skip = site.values(1)[0].shape[-1], site.attribute("batch_dims", 0)
+    for axis in data.axes[: skip + depth]:
+        site.need_whole(axis, "an indexed axis")
+    return [moved(data, [*index.axes[:-1], *data.axes[skip + depth :]])]
+
+
+def scatter_nd(site: Site) -> list[State]:
+    data, index, updates = site.lies(0), site.finished(1), site.lies(2)
+    depth, lead = site.values(1)[0].shape[-1], len(index.axes) - 1
+    for axis in data.axes[:depth]:
+        site.need_whole(axis, "an indexed axis")
+    axes = [site.matched(a, b, "updates and data") for a, b in zip(data.axes[depth:], updates.axes[lead:], strict=True)]
+    if data.shares != updates.shares:
+        raise Undecided("scatters partial values")
+    return [moved(data, [*data.axes[:depth], *axes])]
+
+
+def reduce(site: Site) -> list[State]:
+    """A sum or mean over a cut axis leaves a partial sum, a maximum a partial maximum; others need the axis whole."""
+    state = site.lies(0)
+    on = _numbers(site, 1, "axes")
+    on = (
+        list(range(len(state.axes)))
+        if not on and not site.attribute("noop_with_empty_axes", 0)
+        else [at % len(state.axes) for at in on or []]
+    )
+    linear, keep = site.op in ("ReduceSum", "ReduceMean"), site.attribute("keepdims", 1)
+    if not linear:
+        state = site.finished(0)
+    shares, kind = state.shares, state.reduce
+    for at in on:
+        if state.axes[at].whole or state.axes[at].alike:
+            continue
+        mine = summed_over(site, state.axes[at])
+        if linear or site.op == "ReduceSumSquare":
+            shares = shares | mine
+        elif site.op in ("ReduceMax", "ReduceMin"):
+            shares, kind = shares | mine, site.op[6:].lower()
+        else:
+            site.need_whole(state.axes[at], f"axis {at}")
+    axes = [
+        lattice.whole(1, site.tp) if at in on else axis for at, axis in enumerate(state.axes) if keep or at not in on
+    ]
+    return [Lies(tuple(axes), shares, kind)]
+
+
+def over_axis(default: int, to_end: bool = False) -> Rule:
+    """Softmax and its like: the axis (with `to_end`, all from it on) must be whole and the input finished."""
+
+    def rule(site: Site) -> list[State]:
+        state = site.finished(0)
+        at = site.attribute("axis", default) % len(state.axes)
+        for back in range(at, len(state.axes) if to_end else at + 1):
+            site.need_whole(state.axes[back], f"axis {back}")
+        axes = state.axes
+        if to_end:
+            others = [n for n in (1, 2) if site.given(n)]
+            for n in others:
+                site.states[n] = site.finished(n)
+            axes = broadcast(site, [0, *others])
+        found: list[State] = [Lies(axes)]
+        return found + [
+            Lies(tuple(lattice.whole(1, site.tp) if back >= at else axis for back, axis in enumerate(axes)))
+        ] * (len(site.nodes[0].output) - 1)
+
+    return rule
+
+
+def dist_collective(site: Site) -> list[State]:
+    """An all_reduce ends a partial value, an all_gather joins parts along axis 0; each in groups that make the value complete."""
+    kind, state = site.attribute("collective_operation"), site.states[0]
+    groups = [group_of(node, site.tp) for node in site.nodes]
+    if not isinstance(state, Lies):
+        raise Undecided(f"its input is {state.value if state else 'absent'}")
+    if any(not set(group) <= set(range(site.tp)) for group in groups):
+        raise Undecided("its groups name ranks that are not there")
+    if kind == "all_reduce":
+        return [_all_reduced(site, state, groups)]
+    if kind == "all_gather":
+        if not state.finished:
+            site.fault("TP523", f"gathers {site.nodes[0].input[0]!r}, which is {state}: it must be reduced first")
+        first = state.axes[0]
+        if first.whole:
+            site.fault("TP523", f"gathers {site.nodes[0].input[0]!r}, which every rank holds whole along axis 0")
+        held = tuple(np.concatenate([first.held[other] for other in group]) for group in groups)
+        for at, axis in enumerate(state.axes[1:], 1):
+            _same_within(site, axis, groups, f"axis {at}")
+        return [Lies((lattice.simplified(Axis(first.sizes, held)), *state.axes[1:]))]
+    if kind == "broadcast":
+        return [Lies(state.axes)]
+    raise Undecided(f"a {kind}")
+
+
+def _all_reduced(site: Site, state: Lies, groups: list[list[int]]) -> Lies:
+    name, reduce_op = site.nodes[0].input[0], site.attribute("reduce_op")
+    if state.lookup:
+        site.fault("TP528", f"sums {name!r}, a lookup in a cut table whose foreign rows are not zeroed")
+    elif not state.shares:
+        site.fault(
+            "TP523", f"reduces {name!r}, which is {state} and no partial value: it would be counted once per rank"
+        )
+    elif reduce_op != state.reduce:
+        site.fault("TP523", f"reduces {name!r} by {reduce_op}, which is {state}")
+    for shares in state.shares:
+        terms = {term for term in shares if term is not None}
+        for rank, group in enumerate(groups):
+            mine = [shares[other] for other in group if shares[other] is not None]
+            if len(mine) != len(set(mine)) or set(mine) != terms:
+                fact = f"sums {name!r} in group {group} of rank {rank}, whose ranks add terms {mine} of {sorted(terms)}: each must be there once"
+                site.fault("TP523", fact)
+                return Lies(state.axes)
+    for at, axis in enumerate(state.axes):
+        _same_within(site, axis, groups, f"axis {at}")
+    return Lies(state.axes)
+
+
+def _same_within(site: Site, axis: Axis, groups: list[list[int]], what: str) -> None:
+    for group in groups:
+        if any(not np.array_equal(axis.held[group[0]], axis.held[other]) for other in group):
+            site.fault("TP523", f"joins ranks {group}, which hold different parts of {what} ({axis})")
+            return

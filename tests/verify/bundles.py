@@ -69,14 +69,16 @@ def _model(nodes: Sequence[onnx.NodeProto], stored: dict[str, Array]) -> onnx.Mo
 
 
 def rank_model(rank: int, tp: int, hidden_parts: Sequence[int]) -> onnx.ModelProto:
-    """Rank `rank`: the vocabulary cut in `tp` blocks (the first ones larger), the hidden axis in the parts named per rank."""
+    """A rank: vocabulary in `tp` blocks (the first ones larger), the hidden axis in the parts named per rank."""
     full = weights()
     rows = np.array_split(np.arange(VOCABULARY), tp)
     columns = np.array_split(np.arange(HIDDEN), max(hidden_parts) + 1)[hidden_parts[rank]]
     longest = len(rows[0])
     mine = hidden_parts[rank]
     copies = [other for other in range(tp) if hidden_parts[other] == mine]
-    group = [[r for r in range(tp) if hidden_parts[r] == part][copies.index(rank)] for part in range(max(hidden_parts) + 1)]
+    group = [
+        [r for r in range(tp) if hidden_parts[r] == part][copies.index(rank)] for part in range(max(hidden_parts) + 1)
+    ]
     groups = group if len(group) < tp else []
     valid = np.concatenate([np.arange(len(block)) + r * longest for r, block in enumerate(rows)])
     stored: dict[str, Array] = {
@@ -110,7 +112,9 @@ def rank_model(rank: int, tp: int, hidden_parts: Sequence[int]) -> onnx.ModelPro
         node("Relu", "up_sum", "active"),
         node("MatMul", "active down", "down_out"),
         node("Add", "down_out down_bias", "down_part"),
-        make_collective("all_reduce", "down_part", "down_sum", nb_rank=len(group), name="reduce_1", groups=groups, reduce_op="sum"),
+        make_collective(
+            "all_reduce", "down_part", "down_sum", nb_rank=len(group), name="reduce_1", groups=groups, reduce_op="sum"
+        ),
         node("Add", "embedded down_sum", "residual"),
         node("Mul", "residual scale", "scaled"),
         node("MatMul", "scaled head", "logits_part"),
@@ -154,10 +158,21 @@ def make_bundle(folder: Path, tp: int, hidden_parts: Sequence[int] | None = None
     for rank in range(tp):
         name = f"model_tp{tp}_rank{rank}.onnx"
         onnx.save(
-            rank_model(rank, tp, parts), out / name, save_as_external_data=True, location=f"rank{rank}.bin", size_threshold=64
+            rank_model(rank, tp, parts),
+            out / name,
+            save_as_external_data=True,
+            location=f"rank{rank}.bin",
+            size_threshold=64,
         )
         size = (out / f"rank{rank}.bin").stat().st_size
-        entry = {"rank": rank, "tp": rank, "pp": 0, "model": name, "data": [{"file": f"rank{rank}.bin", "bytes": size}], "engines": []}
+        entry = {
+            "rank": rank,
+            "tp": rank,
+            "pp": 0,
+            "model": name,
+            "data": [{"file": f"rank{rank}.bin", "bytes": size}],
+            "engines": [],
+        }
         manifest["ranks"].append(entry | {"model_sha256": _digest(out / name)})
     (out / "bundle.json").write_text(json.dumps(manifest))
     return out

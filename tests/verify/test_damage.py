@@ -133,10 +133,25 @@ def lost_tensor(model: onnx.ModelProto) -> None:
 
 EVERY, LAST = "every rank", "the last rank"
 DAMAGES: list[tuple[Change, str, str, str]] = [
-    (bias_on_every_rank, EVERY, "TP525", "Add down_part_node: adds 'down_bias', which every rank holds, to partial 'down_out'"),
+    (
+        bias_on_every_rank,
+        EVERY,
+        "TP525",
+        "Add down_part_node: adds 'down_bias', which every rank holds, to partial 'down_out'",
+    ),
     (bias_on_no_rank, EVERY, "TP511", "down_bias: has an element that no rank holds: index [0] of shape [6]"),
-    (forget_reduce, EVERY, "TP525", "Add residual_node: adds 'embedded', which every rank holds, to partial 'down_part'"),
-    (forget_reduce, LAST, "TP522", "its collective 1 is all_gather to 'logits_joined', that of rank 0 is all_reduce to 'down_sum'"),
+    (
+        forget_reduce,
+        EVERY,
+        "TP525",
+        "Add residual_node: adds 'embedded', which every rank holds, to partial 'down_part'",
+    ),
+    (
+        forget_reduce,
+        LAST,
+        "TP522",
+        "its collective 1 is all_gather to 'logits_joined', that of rank 0 is all_reduce to 'down_sum'",
+    ),
     (leave_logits_cut, EVERY, "TP529", "output logits: is axis 2: 10 cut 0-4|5-9, by bundle.json it is"),
     (unread_collective, EVERY, "TP527", "the result 'down_sum' of all_reduce is read by nobody"),
     (wrong_offset, LAST, "TP528", "rank 1 gives row 5 of the table where row 6 is asked"),
@@ -144,14 +159,29 @@ DAMAGES: list[tuple[Change, str, str, str]] = [
     (mask_too_narrow, EVERY, "TP528", "0 parts of the table answer for row"),
     (no_mask, EVERY, "TP528", "sums 'looked_up', a lookup in a cut table whose foreign rows are not zeroed"),
     (stale_value_info, LAST, "TP520", "rank 1: strict shape inference fails"),
-    (stale_output, LAST, "TP521", "rank 1: logits: is declared as ['batch', 'seq', 5], by source and placement it is ['batch', 'seq', 10]"),
-    (reorder, LAST, "TP522", "its collective 0 is all_reduce to 'down_sum', that of rank 0 is all_reduce to 'embedded'"),
+    (
+        stale_output,
+        LAST,
+        "TP521",
+        "rank 1: logits: is declared as ['batch', 'seq', 5], by source and placement it is ['batch', 'seq', 10]",
+    ),
+    (
+        reorder,
+        LAST,
+        "TP522",
+        "its collective 0 is all_reduce to 'down_sum', that of rank 0 is all_reduce to 'embedded'",
+    ),
     (reduce_by_max, EVERY, "TP523", "reduces 'down_part' by max, which is partial (sum)"),
     (reduce_by_max, LAST, "TP522", "its collective 1 is all_reduce to 'down_sum', that of rank 0"),
     (drop_scale, EVERY, "TP532", "first value that departs from the source: logits (made by MatMul logits_node)"),
     (relu_too_late, EVERY, "TP524", "Tanh late_node: reads 'down_part', which is partial (sum)"),
     (reduce_twice, EVERY, "TP523", "reduces 'residual', which is whole and no partial value"),
-    (wrong_row, LAST, "TP510", "table on rank 1: holds at index 1 of axis 0 what the source holds at no index of that axis"),
+    (
+        wrong_row,
+        LAST,
+        "TP510",
+        "table on rank 1: holds at index 1 of axis 0 what the source holds at no index of that axis",
+    ),
     (lost_tensor, LAST, "TP512", "up_bias: is stored by ranks [0] only"),
 ]
 
@@ -164,7 +194,9 @@ def said(report: VerifyReport, code: str, text: str) -> bool:
     return any(fault.code == code and text in str(fault) for fault in report.faults)
 
 
-@pytest.mark.parametrize(("change", "where", "code", "text"), DAMAGES, ids=[f"{c.__name__} {w}" for c, w, _, _ in DAMAGES])
+@pytest.mark.parametrize(
+    ("change", "where", "code", "text"), DAMAGES, ids=[f"{c.__name__} {w}" for c, w, _, _ in DAMAGES]
+)
 def test_damage_is_caught_and_named(tmp_path: Path, change: Change, where: str, code: str, text: str) -> None:
     bundle = make_bundle(tmp_path, 2)
     for rank in (0, 1) if where == EVERY else (1,):
@@ -182,8 +214,14 @@ def test_swapped_slices(tmp_path: Path) -> None:
     edit_rank(bundle, 1, swap_slices_other)
     report = verify_bundle(bundle)
     assert not report.checks[0].faults
-    assert said(report, "TP526", "Add up_sum_node: axis -1 of its inputs do not lie alike: 8 cut 4-7|0-3 and 8 cut 0-3|4-7")
-    assert said(report, "TP532", "up_out (sample): is the first value that departs from the source: up_out (made by MatMul up_out_node)")
+    assert said(
+        report, "TP526", "Add up_sum_node: axis -1 of its inputs do not lie alike: 8 cut 4-7|0-3 and 8 cut 0-3|4-7"
+    )
+    assert said(
+        report,
+        "TP532",
+        "up_out (sample): is the first value that departs from the source: up_out (made by MatMul up_out_node)",
+    )
 
 
 def test_padding_that_stays_in(tmp_path: Path) -> None:
@@ -231,7 +269,9 @@ def test_wrong_groups(tmp_path: Path, everywhere: bool) -> None:
         assert said(report, "TP523", text)
         assert "TP531" in codes(report)
     else:
-        assert said(report, "TP522", "rank 1: reduce_1: its group is [1, 2], the ranks have [[0, 2], [1, 2], [0, 2], [1, 3]]")
+        assert said(
+            report, "TP522", "rank 1: reduce_1: its group is [1, 2], the ranks have [[0, 2], [1, 2], [0, 2], [1, 3]]"
+        )
 
 
 def test_an_output_left_partial(tmp_path: Path) -> None:
@@ -247,7 +287,9 @@ def test_an_output_left_partial(tmp_path: Path) -> None:
         edit_rank(bundle, rank, change)
     report = verify_bundle(bundle)
     assert said(report, "TP524", "output logits: is partial (sum): a collective is missing")
-    assert said(report, "TP531", "output logits (sample): is whole by bundle.json, but rank 1 has another value than rank 0")
+    assert said(
+        report, "TP531", "output logits (sample): is whole by bundle.json, but rank 1 has another value than rank 0"
+    )
 
 
 def test_wrong_ranges_in_the_manifest(tmp_path: Path) -> None:
@@ -259,7 +301,11 @@ def test_wrong_ranges_in_the_manifest(tmp_path: Path) -> None:
     bundle = make_bundle(tmp_path, 2)
     edit_manifest(bundle, change)
     report = verify_bundle(bundle)
-    assert said(report, "TP521", "rank 0: logits: is declared as ['batch', 'seq', 10], by source and placement it is ['batch', 'seq', 5]")
+    assert said(
+        report,
+        "TP521",
+        "rank 0: logits: is declared as ['batch', 'seq', 10], by source and placement it is ['batch', 'seq', 5]",
+    )
     assert said(report, "TP531", "has shape [2, 6, 10] on rank 0, its ranges on axis 2 name 5 indices")
 
 

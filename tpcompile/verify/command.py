@@ -40,7 +40,7 @@ class Check:
 
 @dataclass(frozen=True)
 class Trial:
-    """One set of inputs: relative error and allowed error by output, and the first value that is further off than allowed."""
+    """One set of inputs: the error and the allowed error of each output, and the first value beyond what is allowed."""
 
     name: str
     inputs: Mapping[str, str]
@@ -152,7 +152,7 @@ def _source_beside(bundle: Bundle) -> ModelFile:
 def _trial_inputs(
     model: ModelFile, run: SourceRun, tp: int, inputs: Mapping[str, Array] | Path | None
 ) -> Iterator[tuple[str, dict[str, Array], Any]]:
-    """(name, inputs, the source's run) of every trial that the source itself can run; refuses (TP503) where it cannot run the first."""
+    """(name, inputs, the source's run) of each trial the source can run; refuses (TP503) where it can run none."""
     if inputs is not None:
         feeds = read_inputs(inputs, model) if isinstance(inputs, Path) else dict(inputs)
         wanted = [("given", [feeds])]

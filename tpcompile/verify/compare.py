@@ -1,4 +1,4 @@
-"""Comparison with the source model: outputs within its own noise, and every value of the ranks that can be put together again."""
+"""Comparison with the source model: outputs, and every value of the ranks that can be put together again."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
+import onnxruntime as ort  # type: ignore[import-untyped]
 
 from tpcompile.errors import refuse
 from tpcompile.verify.files import Array, Bundle, ModelFile
 from tpcompile.verify.simulate import Trace, session_options
 
 FLOOR, CEILING, NOISES = 3e-5, 2e-2, 1.5
-"""Relative error that is never held against a compile; that always is; and how many times the source's noise is allowed."""
+"""Relative error that is always allowed; that never is; how many times the source's own noise is allowed between."""
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
 
 
 def relative_error(want: Array, got: Array) -> float:
-    """Largest difference over largest magnitude; the share of differing elements where the values are no numbers to subtract.
+    """Largest difference over largest magnitude; the share of differing elements where values are no floats.
 
     Infinite where shapes or types differ, or where one has an infinity or NaN that the other has not.
     """
@@ -41,7 +41,7 @@ def relative_error(want: Array, got: Array) -> float:
 
 @dataclass
 class SourceRun:
-    """The source model with all its values visible: once as it is, once with weights moved by one unit in the last place."""
+    """The source model, all values visible: once as it is, once with weights moved by one unit in the last place."""
 
     model: ModelFile
     outputs: list[str] = field(init=False)
@@ -123,7 +123,7 @@ def whole_output(bundle: Bundle, trace: Trace, name: str) -> Array | str:
 
 
 def assembled(parts: list[Array], axis: int, ranges: Sequence[Sequence[Sequence[int]]]) -> Array | str:
-    """Parts that hold `ranges[rank]` of `axis` as one array; a text where they do not fit, do not cover it, or disagree."""
+    """Parts that hold `ranges[rank]` of `axis` as one array; a text where they do not fit, cover it, or agree."""
     if len(ranges) != len(parts):
         return f"has ranges for {len(ranges)} ranks, not {len(parts)}"
     held = [np.concatenate([np.arange(start, stop) for start, stop in mine]) for mine in ranges]
@@ -153,8 +153,8 @@ def divergences(
 ) -> Iterator[Divergence]:
     """Values that kept their source's name and are further from it than allowed, in the source's order of nodes.
 
-    Where the rank files say how a value lies (`tpcompile.placements`), that is what is checked; elsewhere the best of the
-    ways it could lie is taken, so that a way is never guessed wrong, at the price of seeing less.
+    Where the rank files say how a value lies (`tpcompile.placements`), that is what is checked; elsewhere the best of
+    the ways it could lie is taken: no way is guessed wrong, at the price of seeing less.
     """
     placements = declared_placements(bundle)
     for node in source.graph.node:

@@ -1,4 +1,4 @@
-"""The files of a bundle and of a source model as the checks see them: graphs parsed, tensors mapped, nothing trusted."""
+"""A bundle's and a source model's files as the checks see them: graphs parsed, tensors mapped, nothing trusted."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-from google.protobuf.message import DecodeError
+from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from tpcompile.bundle.manifest import Manifest, Placement
 from tpcompile.errors import Fault, raise_all, refuse
@@ -66,7 +66,7 @@ class ModelFile:
         path = self.folder / location
         held = path.stat().st_size if path.is_file() else 0
         if offset + needed > held or int(entries.get("length", needed)) != needed:
-            fact = f"it needs {needed} bytes from byte {offset} of {location}, which has {held}; its length is given as {entries.get('length')}"
+            fact = f"needs {needed} bytes (given: {entries.get('length')}) from {offset} of {location}, which has {held}"
             raise refuse("TP513", f"{self.name}: {name}", fact, REWRITE)
         if size == 0:
             return np.zeros(shape, dtype)
@@ -122,7 +122,7 @@ class Bundle:
 
 
 def open_bundle(folder: Path) -> Bundle:
-    """Read bundle.json and the rank models. Refuses what `Manifest.read` refuses (TP45x) and rank models that changed (TP501)."""
+    """Read bundle.json and the rank models. Refuses as `Manifest.read` does (TP45x); changed models (TP501)."""
     manifest = Manifest.read(folder)
     raise_all(
         Fault("TP501", entry.model, "is not the file that bundle.json describes: its sha256 differs", REWRITE)

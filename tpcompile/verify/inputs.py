@@ -1,4 +1,4 @@
-"""Default inputs of a model, made from the names, types and shapes of its inputs and from the tables they look up in."""
+"""Default inputs of a model, made from names, types and shapes, and from the tables that are looked up in."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SEES_THROUGH = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Where", 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of symbolic axes, by what the axis is; `total_spans_past` is whether masks cover past and new positions."""
+    """Sizes of symbolic axes, by what the axis is; `total_spans_past`: masks cover past and new positions."""
 
     batch: int = 2
     seq: int = 6
@@ -51,7 +51,10 @@ def spelled(value: onnx.ValueInfoProto) -> list[str | int]:
 
 
 def default_inputs(model: ModelFile, sizes: Sizes, tp: int, seed: int = 0) -> dict[str, Array]:
-    """One array per input. Token ids fall on both sides of every rank's share of the vocabulary; masks hold one 0 in the last row."""
+    """One array per input.
+
+    Token ids fall on both sides of the ends of every rank's share of the vocabulary; masks hold one 0, in the last row.
+    """
     rng = np.random.default_rng(seed)
     shapes = _local_sizes(model, sizes)
     tables = table_rows(model)
@@ -136,7 +139,7 @@ def _evaluated(symbol: str | int, known: Mapping[str, int]) -> int:
 
 
 def table_rows(model: ModelFile) -> dict[str, int]:
-    """Of each integer input that indexes a stored table: the table's number of rows (the smallest, where it indexes several)."""
+    """Rows of the stored table that an integer input indexes, by input (of the smallest where there are several)."""
     made = {name: node for node in model.graph.node for name in node.output}
     rows: dict[str, int] = {}
     fed = {value.name for value in input_values(model)}
@@ -154,7 +157,7 @@ def table_rows(model: ModelFile) -> dict[str, int]:
 
 
 def read_inputs(path: Path, model: ModelFile) -> dict[str, Array]:
-    """Inputs from an .npz file. Refuses, all at once, inputs that lack, that have another type, or a shape that cannot fit (TP503)."""
+    """Inputs from an .npz file. Refuses, all at once, what lacks or has a type or shape that cannot fit (TP503)."""
     try:
         with np.load(path, allow_pickle=False) as stored:
             found = {name: stored[name] for name in stored.files}

@@ -25,8 +25,9 @@ ANY, PADDING = -1, -2
 class Axis:
     """One axis of a value on all ranks.
 
-    `sizes` are the whole axis as a row-major product; None is a factor of unknown size along which all entries are alike
-    (an Expand). `held[rank]` has one row per local index: its coordinate in each factor, ANY where alike, PADDING where junk.
+    `sizes` are the whole axis as a row-major product; None is a factor of unknown size along which all entries are
+    alike (an Expand). `held[rank]` has one row per local index: its coordinate in each factor, ANY where alike,
+    PADDING where junk.
     """
 
     sizes: tuple[int | None, ...]
@@ -176,7 +177,7 @@ def simplified(axis: Axis) -> Axis:
 
 
 def divided(axis: Axis, lengths: Sequence[Sequence[int]]) -> list[Axis] | None:
-    """One axis as several, of local `lengths[rank]`: the way in which every rank holds a box, in runs if it can be; None if there is none."""
+    """One axis as several, of local `lengths[rank]`: every rank must hold a box, of runs where it can; else None."""
     tp, count = len(axis.held), len(lengths[0])
     if axis.flat is None:
         return _divided_between_factors(axis, lengths)
@@ -241,7 +242,7 @@ def _extent(rows: Array, lengths: Sequence[int], factor: int) -> int | None:
 
 @dataclass(frozen=True, eq=False)
 class Lookup:
-    """Rows that ranks took from a table cut along its rows: `rows[rank]` the whole table's row number at each place, `ids` what was asked."""
+    """Rows taken from a cut table: `rows[rank]` their numbers in the whole table, `ids` the numbers asked for."""
 
     rows: tuple[Array, ...]
     owners: tuple[int, ...]

@@ -24,9 +24,9 @@ from tpcompile.verify.files import Array, Bundle, ModelFile, attribute, reads
 from tpcompile.verify.inputs import input_values, spelled
 from tpcompile.verify.lattice import Free, Lies, State
 from tpcompile.verify.rules import RULES
+from tpcompile.verify.rules.site import Site, Undecided
 from tpcompile.verify.simulate import REMEDY, Trace, group_of
 from tpcompile.verify.tiles import Part, Tiling
-from tpcompile.verify.transfer import Site, Undecided
 
 SMALL = 4096
 
@@ -89,7 +89,7 @@ def _signature_faults(bundle: Bundle, source: ModelFile, rank: int, side: str) -
 
 
 def collective_faults(bundle: Bundle) -> Iterator[Fault]:
-    """Collectives that no rank could join, that ranks issue differently, that bundle.json does not list, or that nobody reads."""
+    """Collectives that contradict themselves, each other, the other ranks' or bundle.json, and those nobody reads."""
     orders: list[list[tuple[object, ...]]] = []
     for rank, model in enumerate(bundle.ranks):
         read = {name for node in model.graph.node for name in reads(node)} | {
@@ -167,7 +167,7 @@ def _group_faults(bundle: Bundle) -> Iterator[Fault]:
             yield Fault(
                 "TP522",
                 where,
-                f"runs in groups {sorted({tuple(g) for g in groups})}, bundle.json lists {[list(g) for g in entries[at].groups]}",
+                f"runs in groups {sorted({tuple(g) for g in groups})}, bundle.json lists {list(entries[at].groups)}",
                 REMEDY,
             )
 

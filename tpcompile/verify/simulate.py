@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort
+import onnxruntime as ort  # type: ignore[import-untyped]
 
 from tpcompile.bundle.manifest import Placement
 from tpcompile.errors import refuse
@@ -67,7 +67,7 @@ class Lockstep:
             raise refuse("TP530", "", f"the ranks have {counts} stages between collectives", REMEDY)
 
     def run(self, feeds: Mapping[str, Array]) -> Trace:
-        """Run whole inputs through all ranks. Refuses what cannot run: a node that fails, ranks that disagree (TP530)."""
+        """Run whole inputs through all ranks. Refuses nodes that fail and ranks that disagree (TP530)."""
         values: list[dict[str, Array]] = []
         for rank, model in enumerate(self.bundle.ranks):
             wanted = [value.name for value in model.graph.input if value.name not in model.tensors]

@@ -1,8 +1,8 @@
 """Do the weights of all ranks tile each source tensor bit for bit? And which part of it does each rank hold?
 
-A stored tensor of a rank bears its source's name. It is the whole source tensor, a selection of indices along one or more
-axes, or zeros (a bias that another rank adds). Rank files may say which (`tpcompile.ranges`, `tpcompile.zeroed` in a
-tensor's metadata); what they say is a hint for where to look, the bytes decide.
+A stored tensor of a rank bears its source's name. It is the whole source tensor, a selection of indices along one or
+more axes, or zeros (a bias that another rank adds). Rank files may say which (`tpcompile.ranges`, `tpcompile.zeroed`
+in a tensor's metadata); what they say is a hint for where to look, the bytes decide.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from tpcompile.verify.files import REWRITE, Array, Bundle, ModelFile
 
 BLOCK_BYTES = 16 << 20
 SMALL = 4096
-"""Elements up to which a constant may be renamed, folded or made local (shape constants): the other checks see its effect."""
+"""Elements up to which a constant may be renamed, folded or made local: the other checks see the effect."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """What one rank holds of a source tensor: per axis the global indices in order (-1 for padding), or zeros in its stead."""
+    """What one rank holds of a tensor: per axis the global indices in order (-1: padding), or zeros in its stead."""
 
     indices: tuple[Array, ...]
     zeroed: bool = False
@@ -56,6 +56,12 @@ def check_tiles(bundle: Bundle, source: ModelFile) -> Tiling:
             found.faults.append(Fault("TP512", name, f"is stored by ranks {holders} only", REWRITE))
         elif math.prod(tensor.dims) > SMALL:
             _check_missing(bundle, source, name, found)
+    for model in bundle.ranks:
+        for name in model.tensors.keys() - source.tensors.keys():
+            try:
+                model.array(name)
+            except Refused as refused:
+                found.faults.extend(refused.faults)
     return found
 
 
@@ -196,17 +202,18 @@ def _taken(whole: Array, indices: tuple[Array, ...]) -> Array:
     view = whole
     for axis in range(whole.ndim):
         index = indices[axis]
+        lead: tuple[Any, ...] = (slice(None),) * axis
         if index.size and index[0] >= 0 and np.array_equal(index, np.arange(index[0], index[0] + index.size)):
-            view = view[(*[slice(None)] * axis, slice(int(index[0]), int(index[0]) + index.size))]
+            view = view[(*lead, slice(int(index[0]), int(index[0]) + index.size))]
         else:
             view = np.take(view, np.maximum(index, 0), axis=axis)
             if (index < 0).any():
-                view[(*[slice(None)] * axis, index < 0)] = 0
+                view[(*lead, index < 0)] = 0
     return view
 
 
 def _hashes(array: Array, axis: int) -> Array:
-    """A 64-bit hash per index of `axis`; zero for slices of zeros. Collisions do no harm: bytes are compared afterwards."""
+    """A 64-bit hash per index of `axis`; 0 for slices of zeros. Collisions do no harm: bytes are compared later."""
     rest = array.shape[:axis] + array.shape[axis + 1 :]
     weights = np.random.default_rng(1).integers(1, 2**63, size=math.prod(rest), dtype=np.uint64).reshape(rest)
     found = np.zeros(array.shape[axis], np.uint64)
@@ -222,7 +229,7 @@ def _hashes(array: Array, axis: int) -> Array:
 
 
 def _matched_slices(whole: Array, local: Array, axis: int) -> Array:
-    """Global index of every local index of `axis`, by content; equal slices are told apart by continuing the run before."""
+    """Global index of every local index of `axis`, by content; among equal slices the one that continues the run."""
     hashes = _hashes(whole, axis)
     return _in_order(hashes, _hashes(local, axis), axis)
 
@@ -243,7 +250,7 @@ def _in_order(whole: Array, local: Array, axis: int) -> Array:
 
 
 def _matched_lines(whole: Array, local: Array, cut: list[int]) -> list[Array]:
-    """As _matched_slices where several axes are cut: from each place of the source that holds the first element, along each axis."""
+    """As _matched_slices where several axes are cut: from each place that holds the first element, along each axis."""
     corner = local[(0,) * local.ndim]
     starts = np.argwhere(np.asarray(whole) == corner)
     starts = starts[(starts[:, [axis for axis in range(whole.ndim) if axis not in cut]] == 0).all(axis=1)]
@@ -268,7 +275,7 @@ def _matched_lines(whole: Array, local: Array, cut: list[int]) -> list[Array]:
 
 
 def _uncovered(name: str, shape: tuple[int, ...], parts: list[Part]) -> Fault | None:
-    """The first element that no rank holds. Parts are boxes of classes of indices, so classes stand for all their indices."""
+    """The first element that no rank holds. Indices that the same ranks hold are one class: one stands for all."""
     if math.prod(shape) == 0:
         return None
     classes = []

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tpcompile.verify import transfer
-from tpcompile.verify import transfer_moves as moves
-from tpcompile.verify.transfer import Rule
+from tpcompile.verify.rules import arithmetic, collectives, lookups, masks, moves
+from tpcompile.verify.rules.site import Rule
 
 ELEMENTWISE = [
     "Abs",
@@ -66,14 +65,14 @@ ELEMENTWISE = [
 ]
 
 RULES: dict[str, Rule] = {
-    **dict.fromkeys(ELEMENTWISE, transfer.elementwise),
-    **dict.fromkeys(("Identity", "Neg", "Cast", "Dropout"), transfer.same),
-    **dict.fromkeys(("Add", "Sub", "Sum"), transfer.add),
-    **dict.fromkeys(("Mul", "Div"), transfer.multiply),
-    "Where": transfer.where,
-    "MatMul": transfer.matmul,
-    "Gemm": transfer.gemm,
-    "Conv": transfer.conv,
+    **dict.fromkeys(ELEMENTWISE, arithmetic.elementwise),
+    **dict.fromkeys(("Identity", "Neg", "Cast", "Dropout"), arithmetic.same),
+    **dict.fromkeys(("Add", "Sub", "Sum"), arithmetic.add),
+    **dict.fromkeys(("Mul", "Div"), masks.multiply),
+    "Where": masks.where,
+    "MatMul": arithmetic.matmul,
+    "Gemm": arithmetic.gemm,
+    "Conv": arithmetic.conv,
     "Transpose": moves.transpose,
     "Squeeze": moves.squeeze,
     "Unsqueeze": moves.unsqueeze,
@@ -85,9 +84,9 @@ RULES: dict[str, Rule] = {
     "Split": moves.split,
     "Slice": moves.slice_,
     "Pad": moves.pad,
-    "Gather": moves.gather,
-    "GatherND": moves.gather_nd,
-    "ScatterND": moves.scatter_nd,
+    "Gather": lookups.gather,
+    "GatherND": lookups.gather_nd,
+    "ScatterND": lookups.scatter_nd,
     **dict.fromkeys(
         (
             "ReduceSum",
@@ -106,5 +105,5 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), moves.over_axis(-1, to_end=True)
     ),
-    "DistCollective": moves.dist_collective,
+    "DistCollective": collectives.dist_collective,
 }

@@ -1,4 +1,4 @@
-"""Rules of operators that move entries about: reshapes, selections, joins, reductions, lookups, collectives."""
+"""Rules of operators that move entries about: reshapes, selections, joins, reductions, norms."""
 
 from __future__ import annotations
 
@@ -7,17 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from tpcompile.verify import lattice
-from tpcompile.verify.files import Array, attribute
-from tpcompile.verify.lattice import Axis, Free, Lies, Lookup, State
-from tpcompile.verify.simulate import group_of
-from tpcompile.verify.transfer import Rule, Site, Undecided, broadcast, summed_over
-
-
-def moved(state: Lies, axes: Sequence[Axis]) -> Lies:
-    """The same shares over other axes; a lookup does not outlive a move of its places."""
-    if state.lookup:
-        raise Undecided("moves a lookup before it is masked")
-    return Lies(tuple(axes), state.shares, state.reduce)
+from tpcompile.verify.files import attribute
+from tpcompile.verify.lattice import Axis, Lies, State
+from tpcompile.verify.rules.site import Rule, Site, Undecided, broadcast, moved, summed_over
 
 
 def transpose(site: Site) -> list[State]:
@@ -120,7 +112,7 @@ def _regrouped(site: Site, group: Sequence[Axis], after: Sequence[tuple[int, ...
 
 
 def _joins_right(site: Site, position: int) -> bool:
-    """Whether the wanted shape is written so that the axis at `position` is the merged one (-1 or a constant), not the one before it."""
+    """Whether the wanted shape shows the axis at `position` as the merged one (-1, a constant), not the one before."""
     if not site.given(1):
         return True
     wanted = site.values(1)[0].tolist()
@@ -248,71 +240,6 @@ def tile(site: Site) -> list[State]:
     return [moved(state, axes)]
 
 
-def gather(site: Site) -> list[State]:
-    data, at = site.lies(0), site.attribute("axis", 0) % len(site.lies(0).axes)
-    axis, places = data.axes[at], site.values(1)
-    index = site.states[1]
-    rest = (*data.axes[:at], *data.axes[at + 1 :])
-    chosen = [
-        np.where(array < 0, array + length, array).astype(np.int64)
-        for array, length in zip(places, axis.lengths, strict=True)
-    ]
-    if places[0].ndim == 0 and (axis.whole or axis.alike) and index is not Free.VARIES:
-        return [moved(data, rest)]
-    if (
-        places[0].ndim == 1
-        and (site.stored(site.nodes[0].input[1]) or axis.whole)
-        and not (isinstance(index, Lies) and not index.whole)
-    ):
-        return [moved(data, [*data.axes[:at], lattice.select(axis, chosen), *data.axes[at + 1 :]])]
-    if axis.whole:
-        return [moved(data, [*data.axes[:at], *site.finished(1).axes, *data.axes[at + 1 :]])]
-    if index is not Free.VARIES:
-        site.fault(
-            "TP528",
-            f"looks up whole indices {site.nodes[0].input[1]!r} in axis {at} of {site.nodes[0].input[0]!r}, of which a rank holds a part ({axis})",
-        )
-        return [Lies(tuple(lattice.whole(size, site.tp) for size in site.shapes()[0]))]
-    if at or axis.flat is None or data.shares:
-        raise Undecided("a lookup that is not along axis 0 of a table")
-    owners = summed_over(site, axis)
-    if len(owners) != 1:
-        raise Undecided("a lookup in a table whose rows are not shared out")
-    rows = tuple(flat[np.clip(mine, 0, max(len(flat) - 1, 0))] for flat, mine in zip(axis.flat[1], chosen, strict=True))
-    asked = _asked(site, axis.flat[0], rows)
-    lead = tuple(lattice.whole(size, site.tp) for size in places[0].shape)
-    (owner,) = owners
-    return [Lies((*lead, *rest), lookup=Lookup(rows, tuple(number or 0 for number in owner), asked))]
-
-
-def _asked(site: Site, size: int, rows: Sequence[Array]) -> Array | None:
-    """The whole indices that the local ones come from: of the whole integer values before them, the nearest of that many entries."""
-    for candidate in site.asked(site.nodes[0].input[1], rows[0].size):
-        ids = np.where(candidate < 0, candidate + size, candidate)
-        if ((ids >= 0) & (ids < size)).all() and any((ids.reshape(mine.shape) == mine).any() for mine in rows):
-            return np.asarray(ids.reshape(rows[0].shape))
-    return None
-
-
-def gather_nd(site: Site) -> list[State]:
-    data, index = site.lies(0), site.finished(1)
-    depth, skip = site.values(1)[0].shape[-1], site.attribute("batch_dims", 0)
-    for axis in data.axes[: skip + depth]:
-        site.need_whole(axis, "an indexed axis")
-    return [moved(data, [*index.axes[:-1], *data.axes[skip + depth :]])]
-
-
-def scatter_nd(site: Site) -> list[State]:
-    data, index, updates = site.lies(0), site.finished(1), site.lies(2)
-    depth, lead = site.values(1)[0].shape[-1], len(index.axes) - 1
-    for axis in data.axes[:depth]:
-        site.need_whole(axis, "an indexed axis")
-    axes = [site.matched(a, b, "updates and data") for a, b in zip(data.axes[depth:], updates.axes[lead:], strict=True)]
-    if data.shares != updates.shares:
-        raise Undecided("scatters partial values")
-    return [moved(data, [*data.axes[:depth], *axes])]
-
-
 def reduce(site: Site) -> list[State]:
     """A sum or mean over a cut axis leaves a partial sum, a maximum a partial maximum; others need the axis whole."""
     state = site.lies(0)
@@ -362,58 +289,3 @@ def over_axis(default: int, to_end: bool = False) -> Rule:
         ] * (len(site.nodes[0].output) - 1)
 
     return rule
-
-
-def dist_collective(site: Site) -> list[State]:
-    """An all_reduce ends a partial value, an all_gather joins parts along axis 0; each in groups that make the value complete."""
-    kind, state = site.attribute("collective_operation"), site.states[0]
-    groups = [group_of(node, site.tp) for node in site.nodes]
-    if not isinstance(state, Lies):
-        raise Undecided(f"its input is {state.value if state else 'absent'}")
-    if any(not set(group) <= set(range(site.tp)) for group in groups):
-        raise Undecided("its groups name ranks that are not there")
-    if kind == "all_reduce":
-        return [_all_reduced(site, state, groups)]
-    if kind == "all_gather":
-        if not state.finished:
-            site.fault("TP523", f"gathers {site.nodes[0].input[0]!r}, which is {state}: it must be reduced first")
-        first = state.axes[0]
-        if first.whole:
-            site.fault("TP523", f"gathers {site.nodes[0].input[0]!r}, which every rank holds whole along axis 0")
-        held = tuple(np.concatenate([first.held[other] for other in group]) for group in groups)
-        for at, axis in enumerate(state.axes[1:], 1):
-            _same_within(site, axis, groups, f"axis {at}")
-        return [Lies((lattice.simplified(Axis(first.sizes, held)), *state.axes[1:]))]
-    if kind == "broadcast":
-        return [Lies(state.axes)]
-    raise Undecided(f"a {kind}")
-
-
-def _all_reduced(site: Site, state: Lies, groups: list[list[int]]) -> Lies:
-    name, reduce_op = site.nodes[0].input[0], site.attribute("reduce_op")
-    if state.lookup:
-        site.fault("TP528", f"sums {name!r}, a lookup in a cut table whose foreign rows are not zeroed")
-    elif not state.shares:
-        site.fault(
-            "TP523", f"reduces {name!r}, which is {state} and no partial value: it would be counted once per rank"
-        )
-    elif reduce_op != state.reduce:
-        site.fault("TP523", f"reduces {name!r} by {reduce_op}, which is {state}")
-    for shares in state.shares:
-        terms = {term for term in shares if term is not None}
-        for rank, group in enumerate(groups):
-            mine = [shares[other] for other in group if shares[other] is not None]
-            if len(mine) != len(set(mine)) or set(mine) != terms:
-                fact = f"sums {name!r} in group {group} of rank {rank}, whose ranks add terms {mine} of {sorted(terms)}: each must be there once"
-                site.fault("TP523", fact)
-                return Lies(state.axes)
-    for at, axis in enumerate(state.axes):
-        _same_within(site, axis, groups, f"axis {at}")
-    return Lies(state.axes)
-
-
-def _same_within(site: Site, axis: Axis, groups: list[list[int]], what: str) -> None:
-    for group in groups:
-        if any(not np.array_equal(axis.held[group[0]], axis.held[other]) for other in group):
-            site.fault("TP523", f"joins ranks {group}, which hold different parts of {what} ({axis})")
-            return

@@ -1,0 +1,77 @@
+"""Rules of lookups: indexing along an axis, and in a table of which each rank holds some rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tpcompile.verify import lattice
+from tpcompile.verify.files import Array
+from tpcompile.verify.lattice import Free, Lies, Lookup, State
+from tpcompile.verify.rules.site import Site, Undecided, moved, summed_over
+
+
+def gather(site: Site) -> list[State]:
+    data, at = site.lies(0), site.attribute("axis", 0) % len(site.lies(0).axes)
+    axis, places = data.axes[at], site.values(1)
+    index = site.states[1]
+    rest = (*data.axes[:at], *data.axes[at + 1 :])
+    chosen = [
+        np.where(array < 0, array + length, array).astype(np.int64)
+        for array, length in zip(places, axis.lengths, strict=True)
+    ]
+    if places[0].ndim == 0 and (axis.whole or axis.alike) and index is not Free.VARIES:
+        return [moved(data, rest)]
+    if (
+        places[0].ndim == 1
+        and (site.stored(site.nodes[0].input[1]) or axis.whole)
+        and not (isinstance(index, Lies) and not index.whole)
+    ):
+        return [moved(data, [*data.axes[:at], lattice.select(axis, chosen), *data.axes[at + 1 :]])]
+    if axis.whole:
+        return [moved(data, [*data.axes[:at], *site.finished(1).axes, *data.axes[at + 1 :]])]
+    if index is not Free.VARIES:
+        site.fault(
+            "TP528",
+            f"looks whole {site.nodes[0].input[1]!r} up in {site.nodes[0].input[0]!r}, whose axis {at} is {axis}",
+        )
+        return [Lies(tuple(lattice.whole(size, site.tp) for size in site.shapes()[0]))]
+    if at or axis.flat is None or data.shares:
+        raise Undecided("a lookup that is not along axis 0 of a table")
+    owners = summed_over(site, axis)
+    if len(owners) != 1:
+        raise Undecided("a lookup in a table whose rows are not shared out")
+    rows = tuple(flat[np.clip(mine, 0, max(len(flat) - 1, 0))] for flat, mine in zip(axis.flat[1], chosen, strict=True))
+    asked = _asked(site, axis.flat[0], rows)
+    lead = tuple(lattice.whole(size, site.tp) for size in places[0].shape)
+    (owner,) = owners
+    return [Lies((*lead, *rest), lookup=Lookup(rows, tuple(number or 0 for number in owner), asked))]
+
+
+def _asked(site: Site, size: int, rows: Sequence[Array]) -> Array | None:
+    """The whole indices that the local ones come from: the nearest integer value of that many entries before them."""
+    for candidate in site.asked(site.nodes[0].input[1], rows[0].size):
+        ids = np.where(candidate < 0, candidate + size, candidate)
+        if ((ids >= 0) & (ids < size)).all() and any((ids.reshape(mine.shape) == mine).any() for mine in rows):
+            return np.asarray(ids.reshape(rows[0].shape))
+    return None
+
+
+def gather_nd(site: Site) -> list[State]:
+    data, index = site.lies(0), site.finished(1)
+    depth, skip = site.values(1)[0].shape[-1], site.attribute("batch_dims", 0)
+    for axis in data.axes[: skip + depth]:
+        site.need_whole(axis, "an indexed axis")
+    return [moved(data, [*index.axes[:-1], *data.axes[skip + depth :]])]
+
+
+def scatter_nd(site: Site) -> list[State]:
+    data, index, updates = site.lies(0), site.finished(1), site.lies(2)
+    depth, lead = site.values(1)[0].shape[-1], len(index.axes) - 1
+    for axis in data.axes[:depth]:
+        site.need_whole(axis, "an indexed axis")
+    axes = [site.matched(a, b, "updates and data") for a, b in zip(data.axes[depth:], updates.axes[lead:], strict=True)]
+    if data.shares != updates.shares:
+        raise Undecided("scatters partial values")
+    return [moved(data, [*data.axes[:depth], *axes])]

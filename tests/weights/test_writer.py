@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -264,3 +267,52 @@ def test_equally_spaced_pieces_are_one_group() -> None:
 
 def test_a_part_seen_as_whole_is_whole() -> None:
     assert is_whole((3, 4), Part((None, ((0, 2), (2, 4)))))
+
+
+def test_large_sources_leave_the_page_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    forgotten: list[tuple[int, int, int]] = []
+    monkeypatch.setattr(os, "sysconf", lambda name: 16)
+    monkeypatch.setattr(os, "posix_fadvise", lambda descriptor, *rest: forgotten.append(rest))
+    array = values((30, 20))
+    hold(in_file(job_of("w", array, (whole(2),)), tmp_path / "source"), array, tmp_path / "out")
+    assert forgotten == [(13, 1200, os.POSIX_FADV_DONTNEED)]
+
+
+MEMORY = """
+import re, sys, threading, time
+from pathlib import Path
+from tpcompile.weights.ranges import Part
+from tpcompile.weights.source import FileBytes
+from tpcompile.weights.writer import WeightJob, write_weights
+
+folder, peak, done = Path(sys.argv[1]), [0], threading.Event()
+
+def watch():
+    while not done.wait(0.005):
+        status = Path("/proc/self/status").read_text()
+        peak[0] = max(peak[0], sum(map(int, re.findall(r"Rss(?:Anon|Shmem):\\s+(\\d+)", status))))
+
+source = folder / "source"
+with source.open("wb") as file:
+    file.truncate(400 << 20)
+watcher = threading.Thread(target=watch)
+watcher.start()
+columns = tuple(Part((None, ((start, start + 2048),))) for start in range(0, 8192, 2048))
+rows = tuple(Part((((start, start + 3200), (9600 - start, 12800 - start)), None)) for start in range(0, 12800, 3200))
+jobs = [
+    WeightJob(name, "float16", (12800, 8192), FileBytes(source, offset, 200 << 20), parts)
+    for name, offset, parts in (("columns", 0, columns), ("rows", 200 << 20, rows))
+]
+write_weights(jobs, folder, [f"rank{rank}" for rank in range(4)], "shared")
+done.set()
+watcher.join()
+print(peak[0])
+"""
+
+
+def test_memory_does_not_grow_with_the_tensors(tmp_path: Path) -> None:
+    """Two tensors of 210 MB at once; the bar of the project is 150 MB, the interpreter with numpy included."""
+    child = [sys.executable, "-c", MEMORY, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    printed = subprocess.run(child, cwd=root, check=True, capture_output=True, text=True, timeout=120).stdout
+    assert 20_000 < int(printed) < 150_000

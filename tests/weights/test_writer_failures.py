@@ -204,8 +204,9 @@ def test_file_systems_without_direct_writes(at: str, tmp_path: Path, monkeypatch
 
     monkeypatch.setattr(os, "open", open_)
     monkeypatch.setattr(os, "pwrite", pwrite)
-    data = np.random.default_rng(0).bytes(64)
-    write_weights([job(data)], tmp_path, ["rank0.bin", "rank1.bin"], "shared.bin")
+    data = np.random.default_rng(0).bytes(400_000)
+    parts = tuple(Part((held,)) for held in (((0, 100_000),), ((100_000, 200_000),)))
+    write_weights([job(data, shape=(200_000,), parts=parts)], tmp_path, ["rank0.bin", "rank1.bin"], "shared.bin")
     assert (tmp_path / "rank0.bin").read_bytes() + (tmp_path / "rank1.bin").read_bytes() == data
     assert not direct
 

@@ -65,7 +65,8 @@ def _scope(scope: _Scope) -> Iterator[Fault]:
     if odd:
         yield Fault("TP219", place.removesuffix(", "), f"the name {odd[0]!r} is not UTF-8 text", _AGAIN)
         return
-    yield from _duplicates(graph, place)
+    doubled = list(_duplicates(graph, place))
+    yield from doubled
     for info in (*graph.input, *graph.output):
         if not all(isinstance(dim.dim_param, str) for dim in info.type.tensor_type.shape.dim):
             yield Fault("TP219", f"{place}value {info.name}", "the name of an axis is not UTF-8 text", _AGAIN)
@@ -75,7 +76,7 @@ def _scope(scope: _Scope) -> Iterator[Fault]:
     for index, node in enumerate(graph.node):
         yield from _node(node, index, scope)
         for name in node.input:
-            if name and name not in visible:
+            if name and name not in visible and isinstance(name, str):
                 missing = True
                 fact = f"reads {name!r}, which nothing makes"
                 yield Fault("TP216", f"{place}{node_label(node, index)}", fact, _AGAIN)
@@ -89,7 +90,7 @@ def _scope(scope: _Scope) -> Iterator[Fault]:
             yield from _scope(
                 _Scope(inner, label, visible, scope.versions, scope.functions, scope.in_function, nested=True)
             )
-    if not missing:
+    if not missing and not doubled:
         yield from _cycle(graph, place)
 
 

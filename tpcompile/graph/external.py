@@ -76,12 +76,13 @@ def _file(
         return Fault("TP211", what, f"names its data file {location!r}", _INSIDE)
     if location.startswith("/") or windows.drive or windows.root or ".." in parts or ".." in windows.parts:
         return Fault("TP211", what, f"its data lies outside the model's folder, at {location!r}", _INSIDE)
-    path = folder
-    for part in parts:
-        path = path / part
-        if path.is_symlink() and not allow_links:
-            return Fault("TP212", what, f"its data is behind a link, {path}", _LINKS)
+    path = folder.joinpath(*parts)
     try:
+        step = folder
+        for part in parts:
+            step = step / part
+            if step.is_symlink() and not allow_links:
+                return Fault("TP212", what, f"its data is behind a link, {step}", _LINKS)
         path = path.resolve(strict=True) if allow_links else path
         facts = path.stat()
     except (OSError, RuntimeError):  # RuntimeError: links that lead to each other

@@ -150,7 +150,7 @@ class _Build:
         self.inputs = {value.name for value in graph.input}
         self.taken = defined_names(graph)
         self.inner: Counter[str] = Counter()
-        _count_inner(graph, self.inner)
+        _count_nested(graph.node, self.inner)
 
     def resolve(self, name: str) -> str:
         while name in self.alias:
@@ -201,11 +201,13 @@ class _Build:
 
     def splice(self, step: Step, branch: GraphProto) -> None:
         """Put the nodes of the branch in the place of the If."""
+        dropped: Counter[str] = Counter()
+        _count_nested([step.proto], dropped)
+        self.inner.subtract(dropped)
+        _count_nested(branch.node, self.inner)
         graph = self.lifted_graph(branch)
         names = {}
-        made = sorted(defined_names(graph))
-        self.inner.subtract(made)
-        for name in made:
+        for name in sorted(defined_names(graph)):
             if name in self.taken or self.inner[name] > 0:
                 names[name] = self.fresh(name)
             self.taken.add(names.get(name, name))
@@ -304,15 +306,15 @@ def constant_tensor(node: NodeProto) -> TensorProto | None:
     return None
 
 
-def _count_inner(graph: GraphProto, counts: Counter[str]) -> None:
-    """Count the names that nested graphs make and keep: all but their weights, which move to the main graph."""
-    for node in graph.node:
+def _count_nested(nodes: Iterable[NodeProto], counts: Counter[str]) -> None:
+    """Count the names that the nodes' graphs make and keep: all but their weights, which move to the main graph."""
+    for node in nodes:
         for inner in subgraphs(node):
             weights = {tensor.name for tensor in inner.initializer}
             weights.update(n.output[0] for n in inner.node if constant_tensor(n) is not None)
             weights -= {value.name for value in inner.output}
             counts.update(defined_names(inner) - weights)
-            _count_inner(inner, counts)
+            _count_nested(inner.node, counts)
 
 
 def _copy_fields(message: NodeProto | GraphProto, copy: NodeProto | GraphProto, leave: set[str]) -> None:
@@ -351,13 +353,13 @@ def _name_nodes(steps: list[Step]) -> None:
     """Give every step a name of its own; the first bearer of a name keeps it."""
     taken = {step.name for step in steps}
     seen: set[str] = {""}
+    numbers: Counter[str] = Counter()
     for step in steps:
         if step.name in seen:
             base = step.name or step.proto.op_type
-            number = len(seen)
-            while f"{base}_{number}" in taken:
-                number += 1
-            step.name = f"{base}_{number}"
+            while not numbers[base] or step.name in taken:
+                numbers[base] += 1
+                step.name = f"{base}_{numbers[base]}"
             taken.add(step.name)
         seen.add(step.name)
 

@@ -16,8 +16,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tpcompile.errors import Fault, NumbersDiffer, Refused, refuse
+from tpcompile.graph.read import SourceModel
 from tpcompile.verify.compare import Divergence, SourceRun, divergences, relative_error, whole_output
-from tpcompile.verify.files import Array, Bundle, ModelFile, open_bundle, open_model
+from tpcompile.verify.files import Array, Bundle, ModelFile, open_bundle, open_source
 from tpcompile.verify.inputs import TRIALS, default_inputs, read_inputs
 from tpcompile.verify.layout import collective_faults, follow, form_faults
 from tpcompile.verify.simulate import Lockstep, Trace
@@ -103,20 +104,22 @@ class VerifyReport:
 
 def verify_bundle(
     bundle: Path | str,
-    source: Path | str | onnx.ModelProto | None = None,
+    source: Path | str | onnx.ModelProto | SourceModel | None = None,
     inputs: Mapping[str, Array] | Path | None = None,
+    allow_links: bool = False,
 ) -> VerifyReport:
     """Check a bundle against the model it was made from.
 
     `source`: the model, by default bundle.json's source file where it lies in or beside the bundle. `inputs`: arrays by
-    name or an .npz file, by default made from the model's inputs, in several sizes.
+    name or an .npz file, by default made from the model's inputs, in several sizes. `allow_links`: follow links among
+    the source's data files.
 
     Raises:
-        Refused: the bundle cannot be read (TP45x, TP501), the source is not found (TP502), the inputs do not fit it
-            (TP503) or onnxruntime cannot run it (TP504). What is wrong with the bundle's content is in the report.
+        Refused: the bundle cannot be read (TP45x, TP501), the source is not found (TP502) or refused (TP2xx), the inputs
+            do not fit it (TP503), or onnxruntime cannot open it (TP504). Faults of the bundle are in the report.
     """
     opened = open_bundle(Path(bundle))
-    model = open_model(source) if source is not None else _source_beside(opened)
+    model = open_source(source, allow_links) if source is not None else _source_beside(opened, allow_links)
     tiling = check_tiles(opened, model)
     checks = [
         Check(
@@ -136,11 +139,11 @@ def verify_bundle(
     return VerifyReport(str(bundle), (*checks, layout, numbers), trials)
 
 
-def _source_beside(bundle: Bundle) -> ModelFile:
+def _source_beside(bundle: Bundle, allow_links: bool) -> ModelFile:
     name = Path(bundle.manifest.source.file).name
     for folder in (bundle.folder, bundle.folder.resolve().parent):
         if (folder / name).is_file():
-            return open_model(folder / name)
+            return open_source(folder / name, allow_links)
     raise refuse(
         "TP502",
         str(bundle.folder),
@@ -162,6 +165,7 @@ def _trial_inputs(
             for name, sizes in TRIALS.items()
         ]
     seen: list[dict[str, Array]] = []
+    first: tuple[dict[str, Array], Exception | None] | None = None
     for name, candidates in wanted:
         failure: Exception | None = None
         for feeds in candidates:
@@ -177,9 +181,10 @@ def _trial_inputs(
             failure = None
             yield name, feeds, result
             break
-        if failure and not seen:
-            fact = f"the source cannot run on {_described(candidates[0])}: {' '.join(str(failure).split())[:300]}"
-            raise refuse("TP503", model.name, fact, "Give inputs that it can run with --inputs x.npz") from failure
+        first = first or (candidates[0], failure)
+    if not seen and first:
+        fact = f"the source cannot run on {_described(first[0])}: {' '.join(str(first[1]).split())[:300]}"
+        raise refuse("TP503", model.name, fact, "Give inputs that it can run with --inputs x.npz") from first[1]
 
 
 def _described(feeds: Mapping[str, Array]) -> dict[str, str]:
@@ -276,12 +281,13 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inputs", type=Path, help="inputs as an .npz file (default: made from names, types and shapes)"
     )
+    parser.add_argument("--allow-links", action="store_true", help="follow links among the source's data files")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def verify_command(args: argparse.Namespace) -> int:
     """Run `tpcompile verify`; returns 0 where all is well and 3 where not. Raises what `verify_bundle` raises."""
-    report = verify_bundle(args.bundle, args.source, args.inputs)
+    report = verify_bundle(args.bundle, args.source, args.inputs, args.allow_links)
     if args.json:
         print(json.dumps(report.to_json(), indent=1))
     else:

@@ -36,7 +36,7 @@ def relative_error(want: Array, got: Array) -> float:
     finite = np.isfinite(a)
     if not np.array_equal(finite, np.isfinite(b)) or not np.array_equal(a[~finite], b[~finite], equal_nan=True):
         return math.inf
-    return float(np.abs(a - b)[finite].max(initial=0) / (np.abs(a[finite]).max(initial=0) + 1e-6))
+    return float(np.abs(a[finite] - b[finite]).max(initial=0) / (np.abs(a[finite]).max(initial=0) + 1e-6))
 
 
 @dataclass
@@ -58,7 +58,8 @@ class SourceRun:
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
         self._names = [*self.outputs, *inner]
         data = proto.SerializeToString()
-        self._sessions = [self._open(data, {}), self._open(data, self._moved())]
+        elsewhere = {name: self.model.array(name) for name in self.model.places}
+        self._sessions = [self._open(data, elsewhere), self._open(data, elsewhere | self._moved())]
 
     def _open(self, data: bytes, replaced: Mapping[str, Array]) -> tuple[ort.InferenceSession, list[Any]]:
         options = session_options(self.model.folder)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,19 +16,33 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 
 from tpcompile.bundle.manifest import Manifest, Placement
 from tpcompile.errors import Fault, raise_all, refuse
+from tpcompile.graph.read import SourceModel, read_model
+from tpcompile.weights.source import FileBytes, Source
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 REWRITE = "Compile the model again, or copy the bundle again from where it was made"
 
 
+SUB_BYTE = {
+    getattr(onnx.TensorProto, name): bits
+    for name, bits in (("INT4", 4), ("UINT4", 4), ("FLOAT4E2M1", 4), ("INT2", 2), ("UINT2", 2))
+    if hasattr(onnx.TensorProto, name)
+}
+
+
 @dataclass(frozen=True)
 class ModelFile:
-    """A model whose external data stays in its files; `folder` is None where the model never lay on a disk."""
+    """A model whose external data stays in its files.
+
+    `folder` is None where the model never lay on a disk; `places` say where the bytes of tensors lie that were found
+    elsewhere (a source behind links, or in memory); all others must lie in regular files of the folder.
+    """
 
     name: str
     folder: Path | None
     proto: onnx.ModelProto
+    places: Mapping[str, Source] = field(default_factory=dict)
 
     @property
     def graph(self) -> onnx.GraphProto:
@@ -48,59 +62,50 @@ class ModelFile:
         tensor = self.tensors[name]
         if tensor.data_location != onnx.TensorProto.EXTERNAL:
             return onnx.numpy_helper.to_array(tensor)
+        place = self.places.get(name) or self._own_place(tensor)
+        dtype, shape = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type)), tuple(tensor.dims)
+        if tensor.data_type not in SUB_BYTE and isinstance(place, FileBytes) and place.nbytes:
+            return np.memmap(place.path, dtype=dtype, mode="r", offset=place.offset, shape=shape)
+        if isinstance(place, FileBytes):
+            with place.path.open("rb") as stream:
+                stream.seek(place.offset)
+                data = stream.read(place.nbytes)
+        else:
+            data = bytes(place.data)
+        return onnx.numpy_helper.to_array(onnx.TensorProto(dims=shape, data_type=tensor.data_type, raw_data=data))
+
+    def _own_place(self, tensor: onnx.TensorProto) -> FileBytes:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         location = entries.get("location", "")
         if self.folder is None or Path(location).name != location or (self.folder / location).is_symlink():
-            raise refuse(
-                "TP513",
-                f"{self.name}: {name}",
-                f"its bytes lie in {location!r}, not in a file of the same folder",
-                REWRITE,
-            )
-        shape = tuple(tensor.dims)
-        dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type))
-        packed = tensor.data_type in SUB_BYTE
-        size = math.prod(shape)
-        needed = -(-size * SUB_BYTE[tensor.data_type] // 8) if packed else size * dtype.itemsize
-        offset = int(entries.get("offset", 0))
-        path = self.folder / location
+            fact = f"its bytes lie in {location!r}, not in a file of the same folder"
+            raise refuse("TP513", f"{self.name}: {tensor.name}", fact, REWRITE)
+        bits = SUB_BYTE.get(tensor.data_type) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+        needed = -(-math.prod(tensor.dims) * bits // 8)
+        offset, path = int(entries.get("offset", 0)), self.folder / location
         held = path.stat().st_size if path.is_file() else 0
         if offset + needed > held or int(entries.get("length", needed)) != needed:
-            fact = f"needs {needed} bytes (given: {entries.get('length')}) from {offset} of {location}, which has {held}"
-            raise refuse("TP513", f"{self.name}: {name}", fact, REWRITE)
-        if size == 0:
-            return np.zeros(shape, dtype)
-        if not packed:
-            return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
-        copy = onnx.TensorProto(dims=shape, data_type=tensor.data_type)
-        with path.open("rb") as stream:
-            stream.seek(offset)
-            copy.raw_data = stream.read(needed)
-        return onnx.numpy_helper.to_array(copy)
+            fact = (
+                f"needs {needed} bytes (given: {entries.get('length')}) from {offset} of {location}, which has {held}"
+            )
+            raise refuse("TP513", f"{self.name}: {tensor.name}", fact, REWRITE)
+        return FileBytes(path, offset, needed)
 
 
-SUB_BYTE = {
-    getattr(onnx.TensorProto, name): bits
-    for name, bits in (("INT4", 4), ("UINT4", 4), ("FLOAT4E2M1", 4), ("INT2", 2), ("UINT2", 2))
-    if hasattr(onnx.TensorProto, name)
-}
-
-
-def open_model(model: Path | str | onnx.ModelProto, name: str | None = None) -> ModelFile:
-    """Parse a model without its external data. Refuses what is no ONNX file (TP502)."""
+def open_source(model: Path | str | onnx.ModelProto | SourceModel, allow_links: bool = False) -> ModelFile:
+    """The source model, refused as the compiler refuses it (TP2xx)."""
     if isinstance(model, onnx.ModelProto):
-        return ModelFile(name or "the source model", None, model)
-    path = Path(model)
+        return ModelFile("the source model", None, model)
+    found = model if isinstance(model, SourceModel) else read_model(model, allow_links=allow_links)
+    return ModelFile(found.file, found.folder, found.proto, found.external)
+
+
+def _open_rank(path: Path, rank: int) -> ModelFile:
     try:
         proto = onnx.load(path, load_external_data=False)
     except (OSError, DecodeError, ValueError) as error:
-        raise refuse(
-            "TP502",
-            str(path),
-            f"cannot be read as an ONNX model ({type(error).__name__})",
-            "Give the ONNX file that was compiled with --source",
-        ) from error
-    return ModelFile(name or path.name, path.parent, proto)
+        raise refuse("TP501", path.name, f"is not an ONNX model ({type(error).__name__})", REWRITE) from error
+    return ModelFile(f"rank {rank}", path.parent, proto)
 
 
 @dataclass(frozen=True)
@@ -129,9 +134,7 @@ def open_bundle(folder: Path) -> Bundle:
         for entry in manifest.ranks
         if hashlib.sha256((folder / entry.model).read_bytes()).hexdigest() != entry.model_sha256
     )
-    return Bundle(
-        folder, manifest, tuple(open_model(folder / entry.model, f"rank {entry.rank}") for entry in manifest.ranks)
-    )
+    return Bundle(folder, manifest, tuple(_open_rank(folder / entry.model, entry.rank) for entry in manifest.ranks))
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:

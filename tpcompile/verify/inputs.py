@@ -35,7 +35,12 @@ class Sizes:
         return replace(self, total_spans_past=False)
 
 
-TRIALS = {"sample": Sizes(), "batch 1": Sizes(batch=1), "sequence 1": Sizes(seq=1), "longer past": Sizes(past=9, seq=2)}
+TRIALS = {
+    "sample": Sizes(),
+    "batch 1": Sizes(batch=1),
+    "sequence 1": Sizes(seq=1),
+    "other lengths": Sizes(past=9, seq=2),
+}
 """Sizes by the name of the trial; what the source itself cannot run is left out, the first excepted."""
 
 
@@ -118,7 +123,7 @@ def _size(value: onnx.ValueInfoProto, axis: int, symbol: str, sizes: Sizes, of_i
         return int(symbol)
     if axis == 0 or "batch" in name:
         return sizes.batch
-    if "enc" in name:
+    if "encoder" in name:
         return sizes.encoder
     if "past" in name or (_is_cache(value) and axis == 2):
         return sizes.past

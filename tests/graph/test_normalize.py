@@ -176,13 +176,17 @@ def test_an_if_that_is_decided(condition: str, op: str) -> None:
 def test_a_decided_if_gives_way_to_names_in_use() -> None:
     body = branches("{ m = Abs(x) p = Relu(m) }", "{ q = Relu(x) }")
     text = f"{X} {{ k = Constant <value = bool {{1}}> () [a] m = Neg(x) z = If (k) {body} [b] y = Add(z, m) }}"
-    assert after(text) == lines("""
+    assert (
+        after(text)
+        == lines("""
       [a] m = Neg(x)
       [Abs_1] m_1 = Abs(x)
       [Relu_1] p = Relu(m_1)
       [b] y = Add(p, m)
       weights
-    """) + " "
+    """)
+        + " "
+    )
 
 
 def test_a_decided_if_that_hands_on_and_makes_an_output() -> None:

@@ -54,7 +54,9 @@ def test_a_hard_link_is_a_file(tmp_path: Path) -> None:
     assert read_model(save_outside(tmp_path)).external["w"].nbytes == 48
 
 
-@pytest.mark.parametrize("location", ["../w.bin", "/etc/passwd", "a/../../w.bin", "C:\\w.bin", "..\\w.bin", "\\\\host\\w"])
+@pytest.mark.parametrize(
+    "location", ["../w.bin", "/etc/passwd", "a/../../w.bin", "C:\\w.bin", "..\\w.bin", "\\\\host\\w"]
+)
 @pytest.mark.parametrize("allow_links", [False, True])
 def test_outside_the_folder(location: str, allow_links: bool, tmp_path: Path) -> None:
     folder = tmp_path / "model"
@@ -179,7 +181,7 @@ def test_all_faults_of_a_kind_at_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("kind", "elements", "nbytes"), [("INT4", 5, 3), ("UINT2", 5, 2), ("FLOAT4E2M1", 4, 2)])
 def test_packed_types(kind: str, elements: int, nbytes: int, tmp_path: Path) -> None:
     number = onnx.TensorProto.DataType.Value(kind)
-    proto = model(f"g (float[2] x) => (float[2] y) <int8[1] w = {{1}}> {{ y = Foo(x, w) }}")
+    proto = model("g (float[2] x) => (float[2] y) <int8[1] w = {1}> { y = Foo(x, w) }")
     weight = proto.graph.initializer[0]
     weight.data_type = number
     weight.dims[:] = [elements]
@@ -222,7 +224,7 @@ def test_another_attribute_outside_the_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, np.int8, np.int64, np.uint32, np.bool_, ml_dtypes.bfloat16])
 def test_typed_fields_give_the_same_bytes_as_raw_data(dtype: type, tmp_path: Path) -> None:
-    values = np.array([1, 0, 3, 2, 0, 1]).astype(dtype)
+    values: np.ndarray = np.array([1, 0, 3, 2, 0, 1]).astype(dtype)
     raw = onnx.numpy_helper.from_array(values, "w")
     typed = onnx.helper.make_tensor("w", raw.data_type, values.shape, values.tolist())
     assert not typed.HasField("raw_data")

@@ -70,8 +70,7 @@ def test_training_outputs_and_sparse_weights_all_at_once() -> None:
     proto.graph.ClearField("output")
     proto.graph.sparse_initializer.add().values.name = "s"
     assert refusal(proto).splitlines() == [
-        "TP207 m.onnx: holds training steps (training_info). "
-        "Export it for inference, or clear the field training_info",
+        "TP207 m.onnx: holds training steps (training_info). Export it for inference, or clear the field training_info",
         "TP208 m.onnx: its graph has no outputs. Export it again; it may break off here",
         "TP210 m.onnx: stores 1 weights as sparse tensors (first: s). "
         "Save them as dense tensors (numpy, then onnx.numpy_helper.from_array)",
@@ -275,7 +274,9 @@ def damaged(proto: onnx.ModelProto, old: bytes, new: bytes) -> onnx.ModelProto:
     """The model with bytes of its file replaced: how a name comes to be no text."""
     content = proto.SerializeToString()
     assert content.count(old) == 1 and len(old) == len(new)
-    return onnx.ModelProto.FromString(content.replace(old, new))
+    changed = onnx.ModelProto()
+    changed.ParseFromString(content.replace(old, new))
+    return changed
 
 
 def test_names_that_are_no_text() -> None:

@@ -6,9 +6,9 @@ An object is recognised by the module of its class, so a library is imported onl
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import onnx
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 Kind = Literal["onnx", "ir", "gs"]
+Written = TypeVar("Written")
 
 INLINE_BYTES = 1024
 """In-memory tensors up to this size are put into the message; larger ones stay where they are, uncopied."""
@@ -141,7 +142,7 @@ def _from_ir(model: onnx_ir.Model, file: str, allow_links: bool, require_data: b
     """Serialize the graph alone: large tensors in memory are pointed at, tensors in files stay there."""
     import onnx_ir
 
-    copy = model.clone()
+    copy = _written(model.clone, file)
     places: dict[tuple[str, int, int | None], Source] = {}
     folders: set[Path] = set()
     values = [value for graph in copy.graphs() for value in graph.initializers.values()]
@@ -160,7 +161,7 @@ def _from_ir(model: onnx_ir.Model, file: str, allow_links: bool, require_data: b
         shown = ", ".join(sorted(str(folder) for folder in folders))
         fact = f"its weights lie in files of {len(folders)} folders: {shown}"
         raise refuse("TP231", file, fact, "Save the model to one folder and give its path")
-    proto = onnx_ir.serde.serialize_model(copy)
+    proto = _written(lambda: onnx_ir.serde.serialize_model(copy), file)
     folder = folders.pop() if folders else None
     return checked(
         proto,
@@ -171,6 +172,19 @@ def _from_ir(model: onnx_ir.Model, file: str, allow_links: bool, require_data: b
         require_data=require_data,
         places=places,
     )
+
+
+def _written(write: Callable[[], Written], file: str) -> Written:
+    """What onnx_ir makes of a model, or a refusal with the innermost reason why it cannot."""
+    try:
+        return write()
+    except Exception as error:  # onnx_ir raises several kinds for an unsound model, each wrapped in others
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        said = next(iter(str(cause).strip().splitlines()), "")[:200]
+        fact = f"onnx_ir cannot write it: {type(cause).__name__}: {said}".rstrip(": .")
+        raise refuse("TP231", file, fact, "Check it with onnx_ir.passes.common.CheckerPass, or give a path") from error
 
 
 def _flat_bytes(tensor: onnx_ir.TensorProtocol) -> bytes | memoryview:

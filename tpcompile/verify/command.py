@@ -115,8 +115,8 @@ def verify_bundle(
     the source's data files.
 
     Raises:
-        Refused: the bundle cannot be read (TP45x, TP501), the source is not found (TP502) or refused (TP2xx), the inputs
-            do not fit it (TP503), or onnxruntime cannot open it (TP504). Faults of the bundle are in the report.
+        Refused: the bundle cannot be read (TP45x, TP501), the source is not found (TP502) or refused (TP2xx), the
+            inputs do not fit it (TP503), or onnxruntime cannot open it (TP504). Faults of the bundle are in the report.
     """
     opened = open_bundle(Path(bundle))
     model = open_source(source, allow_links) if source is not None else _source_beside(opened, allow_links)

@@ -184,7 +184,7 @@ def divided(axis: Axis, lengths: Sequence[Sequence[int]]) -> list[Axis] | None:
     size, flats = axis.flat
     if any((index < 0).any() for index in flats):
         return None
-    best: tuple[int, list[Axis]] | None = None
+    best: tuple[tuple[int, tuple[int, ...]], list[Axis]] | None = None
     for sizes in factorizations(size, [None] * count):
         if any(sizes[at] < lengths[rank][at] for rank in range(tp) for at in range(count)):
             continue
@@ -201,8 +201,9 @@ def divided(axis: Axis, lengths: Sequence[Sequence[int]]) -> list[Axis] | None:
             break
         else:
             broken = sum(bool((np.diff(index) != 1).any()) for lines in held for index in lines)
-            if best is None or broken < best[0]:
-                best = broken, [cut(sizes[at], held[at]) for at in range(count)]
+            rank_of_way = broken, sizes[::-1]  # few breaks, then cuts as far left as can be
+            if best is None or rank_of_way < best[0]:
+                best = rank_of_way, [cut(sizes[at], held[at]) for at in range(count)]
     return best[1] if best else None
 
 

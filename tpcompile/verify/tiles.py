@@ -285,12 +285,14 @@ def _uncovered(name: str, shape: tuple[int, ...], parts: list[Part]) -> Fault | 
             if not part.zeroed:
                 holders[part.indices[axis][part.indices[axis] >= 0], rank] = True
         classes.append(np.unique(holders, axis=0, return_index=True))
+    lacking = []
     for box in np.ndindex(*(len(kinds) for kinds, _ in classes)):
-        if not np.logical_and.reduce(
-            [np.ones(len(parts), bool), *(kinds[i] for (kinds, _), i in zip(classes, box, strict=True))]
-        ).any() or all(part.zeroed for part in parts):
-            at = [int(first[i]) for (_, first), i in zip(classes, box, strict=True)]
-            return Fault(
-                "TP511", name, f"has an element that no rank holds: index {at} of shape {list(shape)}", REWRITE
-            )
-    return None
+        holders = np.array([not part.zeroed for part in parts])
+        for (kinds, _), kind in zip(classes, box, strict=True):
+            holders &= kinds[kind]
+        if not holders.any():
+            lacking.append([int(first[kind]) for (_, first), kind in zip(classes, box, strict=True)])
+    if not lacking:
+        return None
+    fact = f"has an element that no rank holds: index {min(lacking)} of shape {list(shape)}"
+    return Fault("TP511", name, fact, REWRITE)

@@ -46,19 +46,6 @@ class NormalGraph:
     outputs: list[ValueInfoProto]
     opsets: dict[str, int]
 
-    def to_model(self) -> onnx.ModelProto:
-        """The graph as an ONNX model of its own (a copy, weights included where they are inline)."""
-        graph = onnx.GraphProto(name="normalized", input=self.inputs, output=self.outputs)
-        for step in self.steps:
-            node = graph.node.add()
-            node.CopyFrom(step.proto)
-        for name, tensor in self.weights.items():
-            weight = graph.initializer.add()
-            weight.CopyFrom(tensor)
-            weight.name = name
-        opsets = [onnx.helper.make_opsetid(domain, version) for domain, version in self.opsets.items()]
-        return onnx.helper.make_model(graph, opset_imports=opsets)
-
 
 def normalize(source: SourceModel) -> NormalGraph:
     """Bring a model's graph into the one form that shapes, rules and passes expect."""

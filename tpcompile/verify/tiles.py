@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import onnx
 
 from tpcompile.errors import Fault, Refused
 from tpcompile.verify.files import REWRITE, Array, Bundle, ModelFile
@@ -46,42 +47,59 @@ class _Mismatch(Exception):
 
 
 def check_tiles(bundle: Bundle, source: ModelFile) -> Tiling:
-    """Compare every stored tensor of every rank with the source's of the same name."""
+    """Compare every stored tensor of every rank with the source's that it is a part of."""
     found = Tiling()
-    for name, tensor in source.tensors.items():
+    held: set[str] = set()
+    for name in dict.fromkeys(name for model in bundle.ranks for name in model.tensors):
         holders = [rank for rank, model in enumerate(bundle.ranks) if name in model.tensors]
-        if len(holders) == bundle.tp:
-            _check_tensor(bundle, source, name, found)
-        elif holders:
+        origin = _origin(bundle.ranks[holders[0]].tensors[name], name, source)
+        if origin is None:
+            _check_present(bundle, name, holders, found)
+        elif len(holders) < bundle.tp:
             found.faults.append(Fault("TP512", name, f"is stored by ranks {holders} only", REWRITE))
-        elif math.prod(tensor.dims) > SMALL:
-            _check_missing(bundle, source, name, found)
-    for model in bundle.ranks:
-        for name in model.tensors.keys() - source.tensors.keys():
-            try:
-                model.array(name)
-            except Refused as refused:
-                found.faults.extend(refused.faults)
+        else:
+            held.add(origin)
+            _check_tensor(bundle, source, name, origin, found)
+    for name, tensor in source.tensors.items():
+        if name not in held and math.prod(tensor.dims) > SMALL:
+            _check_missing(source, name, held, found)
     return found
 
 
-def _check_tensor(bundle: Bundle, source: ModelFile, name: str, found: Tiling) -> None:
-    whole = _bits(source.array(name))
+def _origin(tensor: onnx.TensorProto, name: str, source: ModelFile) -> str | None:
+    """The source tensor that a stored one is a part of; further parts of one tensor are named NAME.1, NAME.2, …"""
+    for said in [entry.value for entry in tensor.metadata_props if entry.key == "tpcompile.source"]:
+        return said if said in source.tensors else None
+    if name in source.tensors:
+        return name
+    base, _, number = name.rpartition(".")
+    return base if number.isdigit() and base in source.tensors else None
+
+
+def _check_present(bundle: Bundle, name: str, holders: list[int], found: Tiling) -> None:
+    """A tensor that the source does not have (an offset, an order): its bytes must be there."""
+    for rank in holders:
+        try:
+            bundle.ranks[rank].array(name)
+        except Refused as refused:
+            found.faults.extend(refused.faults)
+
+
+def _check_tensor(bundle: Bundle, source: ModelFile, name: str, origin: str, found: Tiling) -> None:
+    stored = source.array(origin)
+    whole = _bits(stored)
     parts: list[Part] = []
     for rank, model in enumerate(bundle.ranks):
         try:
-            if model.tensors[name].data_type != source.tensors[name].data_type:
+            if model.tensors[name].data_type != source.tensors[origin].data_type:
                 raise _Mismatch("has another type than in the source")
             local = _bits(model.array(name))
             found.checked_bytes += local.nbytes
             parts.append(_part(whole, local, {entry.key: entry.value for entry in model.tensors[name].metadata_props}))
         except _Mismatch as mismatch:
-            if (
-                whole.dtype.kind in "iu"
-                and source.array(name).dtype.kind in "iub"
-                and whole.ndim <= 1
-                and whole.size <= SMALL
-            ):
+            if name != origin and whole.size <= SMALL:
+                return  # another constant of a like name
+            if stored.dtype.kind in "iub" and whole.ndim <= 1 and whole.size <= SMALL:
                 found.warnings.append(f"{name} on rank {rank} {mismatch}: taken for a shape made local")
             else:
                 found.faults.append(Fault("TP510", f"{name} on rank {rank}", str(mismatch), REWRITE))
@@ -96,21 +114,16 @@ def _check_tensor(bundle: Bundle, source: ModelFile, name: str, found: Tiling) -
         found.parts[name] = tuple(parts)
 
 
-def _check_missing(bundle: Bundle, source: ModelFile, name: str, found: Tiling) -> None:
-    """A large tensor under no rank's name: fine where nothing reads it or an equal one (also transposed) is stored."""
+def _check_missing(source: ModelFile, name: str, held: set[str], found: Tiling) -> None:
+    """A large tensor that no rank stores: fine where nothing reads it or an equal one (also transposed) is stored."""
     if not any(name in node.input for node in source.graph.node):
         return
     mine = source.array(name)
-    for other, tensor in source.tensors.items():
-        if (
-            other == name
-            or tensor.data_type != source.tensors[name].data_type
-            or any(other not in model.tensors for model in bundle.ranks)
-        ):
-            continue
-        theirs = source.array(other)
-        if any(way.shape == mine.shape and np.array_equal(_bits(mine), _bits(way)) for way in (theirs, theirs.T)):
-            return
+    for other in held:
+        if source.tensors[other].data_type == source.tensors[name].data_type and other != name:
+            theirs = source.array(other)
+            if any(way.shape == mine.shape and np.array_equal(_bits(mine), _bits(way)) for way in (theirs, theirs.T)):
+                return
     found.faults.append(Fault("TP512", name, "is stored by no rank, nor is an equal tensor", REWRITE))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tpcompile.verify.rules import arithmetic, collectives, lookups, masks, moves
+from tpcompile.verify.rules import arithmetic, attention, collectives, lookups, masks, moves
 from tpcompile.verify.rules.site import Rule
 
 ELEMENTWISE = [
@@ -105,5 +105,8 @@ RULES: dict[str, Rule] = {
     **dict.fromkeys(
         ("LayerNormalization", "RMSNormalization", "SimplifiedLayerNormalization"), moves.over_axis(-1, to_end=True)
     ),
+    "ConstantOfShape": moves.constant,
+    "Attention": attention.attention,
+    "RotaryEmbedding": attention.rotary,
     "DistCollective": collectives.dist_collective,
 }

@@ -13,6 +13,8 @@ def multiply(site: Site) -> list[State]:
     """Mul, Div: linear in one input; a 0/1 factor of a rank's own masks a lookup, or keeps a value on some ranks."""
     for value, mask in ((0, 1), (1, 0)):
         if site.states[mask] is Free.VARIES and site.op == "Mul":
+            if isinstance(state := site.states[value], Lies) and state.shares and _is_uniform(site.values(mask)):
+                return [state]  # a mean over uneven parts: each share counts by its size
             return [masked(site, value, [array != 0 for array in _zero_one(site.values(mask))])]
     operands = [0, 1]
     pending = [at for at in operands if not site.lies(at).finished]
@@ -26,6 +28,10 @@ def multiply(site: Site) -> list[State]:
     if pending and (lookup := site.lies(pending[0]).lookup):
         return [Lies(broadcast(site, operands), lookup=lookup)]
     return [Lies(broadcast(site, operands), site.lies(pending[0]).shares if pending else frozenset())]
+
+
+def _is_uniform(arrays: list[Array]) -> bool:
+    return all(array.size == 1 for array in arrays)
 
 
 def _zero_one(arrays: list[Array]) -> list[Array]:

@@ -139,6 +139,11 @@ def expand(site: Site) -> list[State]:
     return [moved(state, axes)]
 
 
+def constant(site: Site) -> list[State]:
+    """ConstantOfShape of local sizes: all entries alike."""
+    return [Lies(tuple(lattice.alike(lengths) for lengths in zip(*site.shapes(), strict=True)))]
+
+
 def concat(site: Site) -> list[State]:
     parts = [site.lies(at) for at in range(len(site.nodes[0].input))]
     rank = len(parts[0].axes)

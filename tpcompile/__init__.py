@@ -1,3 +1,28 @@
 """tpcompile takes a model made for one device and makes it run on N, by tensor parallelism, with the same numbers."""
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 __version__ = "0.1.0"
+__all__ = ["Bundle", "InferenceSession", "NumbersDiffer", "RankFailed", "Refused", "TpcompileError", "compile", "load", "plan", "verify"]
+
+_WHERE = {
+    "Bundle": "tpcompile.api", "compile": "tpcompile.api", "load": "tpcompile.api", "plan": "tpcompile.api", "verify": "tpcompile.api",
+    "InferenceSession": "tpcompile.run.session",
+    "NumbersDiffer": "tpcompile.errors", "RankFailed": "tpcompile.errors", "Refused": "tpcompile.errors", "TpcompileError": "tpcompile.errors",
+}  # fmt: skip
+
+if TYPE_CHECKING:
+    from tpcompile.api import Bundle, compile, load, plan, verify
+    from tpcompile.errors import NumbersDiffer, RankFailed, Refused, TpcompileError
+    from tpcompile.run.session import InferenceSession
+
+
+def __getattr__(name: str) -> Any:
+    """Load what is asked for, when it is: a rank that only runs needs neither scipy nor onnx_ir."""
+    if name not in _WHERE:
+        raise AttributeError(f"module 'tpcompile' has no attribute '{name}'")
+    from importlib import import_module
+
+    return getattr(import_module(_WHERE[name]), name)

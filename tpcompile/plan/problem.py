@@ -6,6 +6,7 @@ All costs are in *bytes read*: the time to read a byte of weights is the unit, a
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -70,7 +71,7 @@ class Problem:
     forbidden: dict[int, str] = field(default_factory=dict)
     lookups: set[int] = field(default_factory=set)
     mean_product_bytes: float = 0.0
-    """Mean bytes of the weights that products read: the measure of a collective's price."""
+    """Geometric mean of the bytes of the weights that products read: the measure of a collective's price."""
     group_of: dict[Dim, int] = field(default_factory=dict)
 
 
@@ -178,7 +179,7 @@ def _group(problem: Problem, analysis: Analysis) -> None:
 
 def _segments(axes: Sequence[Dim]) -> Iterator[tuple[list[Dim], float]]:
     """The rectangular parts of a tensor: (leaves, elements), one for each choice of segments of its sums."""
-    for choice in itertools.product(*[list(_terms(dim)) for dim in axes]):
+    for choice in itertools.product(*[list(terms(dim)) for dim in axes]):
         size = 1.0
         found: list[Dim] = []
         for inside, count in choice:
@@ -187,15 +188,15 @@ def _segments(axes: Sequence[Dim]) -> Iterator[tuple[list[Dim], float]]:
         yield found, size
 
 
-def _terms(dim: Dim) -> Iterator[tuple[list[Dim], int]]:
+def terms(dim: Dim) -> Iterator[tuple[list[Dim], int]]:
     top = root(dim)
     if top.kind == "leaf":
         yield [top], top.sizes[0]
     elif top.kind == "sum":
         for part in top.parts:
-            yield from _terms(part)
+            yield from terms(part)
     else:
-        for choice in itertools.product(*[list(_terms(part)) for part in top.parts]):
+        for choice in itertools.product(*[list(terms(part)) for part in top.parts]):
             size = 1
             for _, count in choice:
                 size *= count
@@ -203,13 +204,14 @@ def _terms(dim: Dim) -> Iterator[tuple[list[Dim], int]]:
 
 
 def _price_measure(problem: Problem, analysis: Analysis) -> None:
-    """The mean bytes of the stored tensors that products read (an AllReduce is priced by it)."""
+    """The geometric mean of the bytes that products read: one very wide FFN must not make attention look too small to cut."""
     found = []
     for node, relation in analysis.relations.items():
         if relation.reduced and relation.lookup is None:
             stored = [_stored(weight) for value in node.inputs if value is not None and (weight := stored_behind(value)) is not None]
             found += [max(stored)] if stored else []
-    problem.mean_product_bytes = sum(found) / len(found) if found else 0.0
+    found = [size for size in found if size * 1000 >= max(found)]  # scalars and small tables are no layers
+    problem.mean_product_bytes = math.exp(sum(map(math.log, found)) / len(found)) if found else 0.0
 
 
 def stored_behind(value: Value) -> Value | None:
@@ -311,17 +313,16 @@ def _constraints(problem: Problem, analysis: Analysis, groups_of: Callable[..., 
                     if a not in blocked and b not in blocked:
                         _exclude(problem, group_of[a], group_of[b])
         summed = [leaf for leaf in reduced_leaves(analysis, node) if leaf in group_of]
+        if relation.lookup is not None:
+            problem.lookups.update(group_of[leaf] for leaf in summed)
         if summed:
             kept = {leaf for axes in relation.outputs for dim in axes or () for leaf in leaves(dim) if leaf in group_of and leaf not in blocked}
             for a, b in itertools.product(summed, kept):
                 _exclude(problem, group_of[a], group_of[b])
         for reduced in relation.reduced:
-            terms = {groups_of([leaf for leaf in inside if leaf not in blocked]) for inside, _ in _terms(reduced.dim)}
-            for term in terms:
-                if len(terms) > 1:
-                    first = min(terms, key=sorted)
-                    if term != first:
-                        problem.together.add((first, term))
+            parts = {groups_of([leaf for leaf in inside if leaf not in blocked]) for inside, _ in terms(reduced.dim)}
+            first = min(parts, key=sorted)
+            problem.together.update((first, part) for part in parts if part != first)
 
 
 def _exclude(problem: Problem, a: int, b: int) -> None:

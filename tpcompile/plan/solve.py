@@ -103,7 +103,7 @@ class Solver:
         for groups, count in self.problem.reductions.items():
             price = self.prices.all_reduce(count, self.problem.reduced_bytes[groups], tp)
             if groups <= self.problem.lookups:  # the tie towards vocabulary-parallel embeddings
-                price = 0.99 * self.prices.all_gather(count, self.problem.reduced_bytes[groups], tp)
+                price = 0.5 * self.prices.all_gather(count, self.problem.reduced_bytes[groups], tp)
             self._switch(groups, price)
         for groups, count in self.problem.gathers.items():
             self._switch(groups, self.prices.all_gather(count, self.problem.gathered_bytes[groups], tp))

@@ -20,9 +20,10 @@ def read(path: Path, dtypes: Mapping[str, str]) -> dict[str, Array]:
         Refused: TP609 the file is missing, is no .npz, or holds Python objects.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
-            if not isinstance(stored, np.lib.npyio.NpzFile):
-                raise ValueError("it holds one array, not several with names")
+        stored = np.load(path, allow_pickle=False)
+        if not isinstance(stored, np.lib.npyio.NpzFile):
+            raise ValueError("it holds one array, not several with names")
+        with stored:
             return {name: _typed(stored[name], dtypes.get(name)) for name in stored.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise refuse("TP609", str(path), f"cannot be read as .npz ({error})",

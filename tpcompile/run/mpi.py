@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import math
 import os
 import signal
 import socket
@@ -34,14 +35,16 @@ LOCAL_SETTINGS = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_os
 class World:
     """All ranks of a run, and where this one is.
 
-    This is `rank` of `size`; `threads` is its share of its machine's cores; `step` counts passes over the model (-1
-    while loading), `joined` the times it met the others in this step.
+    This is `rank` of `size`; `threads` is its share of its machine's cores; `shares_threads`: this
+    process runs nothing else, so all its sessions may share one pool of threads. `step` counts passes over the model
+    (-1 while loading), `joined` the times it met the others in this step.
     """
 
     comm: MPI.Intracomm
     rank: int
     size: int
     threads: int = 1
+    shares_threads: bool = False
     step: int = -1
     joined: int = 0
     _groups: dict[tuple[int, ...], MPI.Intracomm] = field(default_factory=dict)
@@ -179,27 +182,28 @@ def perform(world: World, found: Collective, value: ort.OrtValue, *, owned: bool
         raise _misfit(found, f"a value of shape {list(shape)} has no {ranks} equal parts along axis 0")
     rows = {"all_gather": shape[0] * ranks, "reduce_scatter": shape[0] // ranks, "all_to_all": shape[0]}[found.op]
     made = tensors.empty((rows, *shape[1:]), element)
-    sent, received = _buffer(value, found), _buffer(made, found)
+    part = math.prod(shape) // (1 if found.op == "all_gather" else ranks)  # mpi4py counts per rank, on both sides
+    sent, received = _buffer(value, found, part), _buffer(made, found, part)
     if found.op == "all_gather":
-        comm.Allgather(sent, [received[0], sent[1], received[2]])
+        comm.Allgather(sent, received)
     elif found.op == "reduce_scatter":
         comm.Reduce_scatter_block(sent, received, _reduction(found, element))
         _average(found, made)
     else:
-        part = sent[1] // ranks
-        comm.Alltoall([sent[0], part, sent[2]], [received[0], part, received[2]])
+        comm.Alltoall(sent, received)
     return made
 
 
-def _buffer(value: ort.OrtValue, found: Collective) -> list[Any]:
-    """The memory of `value` as MPI takes it: [memory, count, type]."""
+def _buffer(value: ort.OrtValue, found: Collective, part: int | None = None) -> list[Any]:
+    """The memory of `value` as MPI takes it: [memory, count, type]; `part` is the count where it is not all."""
     mpi, dtype = _mpi(), tensors.NUMPY_OF[value.element_type()]
-    count = int(np.prod(value.shape(), dtype=np.int64))
+    count = math.prod(value.shape())
     name = SUMMED_AS.get(value.element_type()) if found.reduces else MOVED_AS[dtype.itemsize]
     if name is None:
         raise _misfit(found, f"MPI cannot combine values of {dtype}")
     address = value.data_ptr() if count else 0
-    return [mpi.memory.fromaddress(address, count * dtype.itemsize), count, getattr(mpi, name)]
+    memory = mpi.memory.fromaddress(address, count * dtype.itemsize)
+    return [memory, count if part is None else part, getattr(mpi, name)]
 
 
 def _reduction(found: Collective, element: int) -> Any:

@@ -96,6 +96,8 @@ def _check_same(said: list[dict[str, Any]]) -> None:
             raise refuse("TP608", f"rank {rank}", f"collective {at} is {b}, on rank 0 {a}", remedy)
         if other["compile"] != said[0]["compile"]:
             raise refuse("TP608", f"rank {rank}", "its bundle.json is of another compile than that of rank 0", remedy)
+    for rank, other in enumerate(said):
+        theirs = other["collectives"]
         for index, (name, group, _) in enumerate(theirs):
             members = group or range(len(said))
             known = [said[member]["collectives"][index] for member in members if 0 <= member < len(said)]

@@ -187,13 +187,20 @@ def _read_model(path: Path, listed: set[str]) -> onnx.ModelProto:
 
 
 def _session_options(folder: Path, world: World, prepack: bool) -> Any:
-    """One thread pool for all segments, no spinning while a rank waits, weights mapped from the bundle's folder."""
+    """No spinning while a rank waits, weights mapped from the bundle's folder, one pool of threads where we may.
+
+    ONNX Runtime has one global pool per process, and other sessions of that process must then use it too: so it is
+    made only in processes of our own, where `world.shares_threads`.
+    """
     global _thread_pool_made
-    if not _thread_pool_made:
-        ort.set_global_thread_pool_sizes(world.threads, 1)
-        _thread_pool_made = True
     options = ort.SessionOptions()
-    options.use_per_session_threads = False
+    options.intra_op_num_threads = world.threads
+    options.inter_op_num_threads = 1
+    if world.shares_threads and world.threads > 1:
+        if not _thread_pool_made:
+            ort.set_global_thread_pool_sizes(world.threads, 1)
+            _thread_pool_made = True
+        options.use_per_session_threads = False
     options.log_severity_level = ERROR_LEVEL
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import socket
 import sys
 import time
@@ -33,8 +34,11 @@ def main() -> int:
     parser.add_argument("--prepack", action="store_true")
     arguments = parser.parse_args()
     world = start()
+    world.shares_threads = True
     try:
         _serve(arguments, world)
+        if world.rank == 0:
+            shutil.rmtree(Path(arguments.socket).parent, ignore_errors=True)  # the caller may have been killed
     except BaseException as error:
         end_all(world, error)
     return 0

@@ -185,9 +185,12 @@ def _widened(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 def _refuse_inner_collectives(nodes: Sequence[onnx.NodeProto]) -> None:
     for node in nodes:
         if any(map(_holds_collective, subgraphs(node))):
-            raise refuse("TP602", f"{node.op_type} {node.name or node.output[0]}",
-                         "holds collectives inside, and this runtime runs them only at the top of a graph",
-                         "Compile again with the weights inside pinned whole, or export each branch apart")
+            raise refuse(
+                "TP602",
+                f"{node.op_type} {node.name or node.output[0]}",
+                "holds collectives inside, and this runtime runs them only at the top of a graph",
+                "Compile again with the weights inside pinned whole, or export each branch apart",
+            )
 
 
 def _holds_collective(graph: onnx.GraphProto) -> bool:

@@ -32,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     try:
         world = start()
+        world.shares_threads = True
     except TpcompileError as error:
         print(f"tprun: {error}", file=sys.stderr, flush=True)
         return error.exit_code

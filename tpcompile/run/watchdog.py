@@ -36,7 +36,10 @@ class Board:
     def __init__(self, world: World) -> None:
         """Collective over all ranks."""
         given = os.environ.get(BOARD, "")
-        path = make_board(world.size) if world.rank == 0 and not given else given
+        path = given
+        if world.rank == 0 and not given:
+            _, path = tempfile.mkstemp(prefix="tpcompile-", dir=memory_folder())
+            write_board(path, world.size)
         said = world.exchange([host(), path])
         self.shared = all(machine == said[0][0] for machine, _ in said)
         self.at = open_board(said[0][1]) if self.shared else np.full((world.size, 2), -1)
@@ -57,13 +60,14 @@ class Board:
         return [(rank, place(*there)) for rank, there in enumerate(places) if there < mine]
 
 
-def make_board(ranks: int) -> str:
-    """A file for the board of `ranks` ranks; the caller removes it."""
-    memory = Path("/dev/shm")
-    kept, path = tempfile.mkstemp(prefix="tpcompile-", dir=memory if os.access(memory, os.W_OK) else None)
-    os.write(kept, np.full((ranks, 2), -1, np.int64).tobytes())
-    os.close(kept)
-    return path
+def memory_folder() -> str | None:
+    """Where files that are only shared memory go; None for the usual temporary folder."""
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+
+
+def write_board(path: str, ranks: int) -> None:
+    """Make the file of the board of `ranks` ranks, all of them loading; the caller removes it."""
+    Path(path).write_bytes(np.full((ranks, 2), -1, np.int64).tobytes())
 
 
 def open_board(path: str) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -51,8 +51,11 @@ def input_values(model: ModelFile) -> list[onnx.ValueInfoProto]:
 
 
 def spelled(value: onnx.ValueInfoProto) -> list[str | int]:
-    """A value's shape as its file spells it: ints and symbols."""
-    return [dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim]
+    """A value's shape as its file spells it: ints and symbols, "" where it does not say."""
+    return [
+        dim.dim_param or (dim.dim_value if dim.HasField("dim_value") else "")
+        for dim in value.type.tensor_type.shape.dim
+    ]
 
 
 def default_inputs(model: ModelFile, sizes: Sizes, tp: int, seed: int = 0) -> dict[str, Array]:

@@ -1,0 +1,71 @@
+"""Decide which dimensions are cut: the cheapest plan, or the one the user gave."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from tpcompile.dims.cut import Mesh
+from tpcompile.errors import refuse
+from tpcompile.graph.program import Sizes
+from tpcompile.passes.compilation import Compilation
+from tpcompile.plan.cost import Prices
+from tpcompile.plan.pins import pin_wishes, solve_with
+from tpcompile.plan.plan import make_plan
+from tpcompile.plan.planfile import read_choice
+from tpcompile.plan.problem import build_problem
+from tpcompile.plan.solve import Solver
+
+NOMINAL = {"batch": 1, "seq": 1, "past": 2048}
+"""The sizes costs are computed at where the user says nothing: one decoding step."""
+
+
+@dataclass(frozen=True)
+class ChoosePlan:
+    """Needs the analysis; leaves the problem and the plan."""
+
+    name: ClassVar[str] = "choose plan"
+
+    def run(self, work: Compilation) -> str:
+        request = work.request
+        problem = work._problem = build_problem(work.analysis, Mesh(request.tp), work.cut_doors, nominal_sizes(work))
+        prices = Prices.of(request.objective, problem.mean_product_bytes, request.tp)
+        solver = Solver(problem, prices)
+        if request.plan is not None:
+            choice, cost = read_choice(request.plan, problem), 0.0
+        else:
+            choice, cost = solve_with(solver, pin_wishes(work.analysis, problem, request.pins))
+        work._plan = make_plan(problem, choice, request.objective, cost, {})
+        if not work.plan.cuts_something and request.tp > 1:
+            reason = "nothing in it can be cut" if not problem.classes else "cutting anything costs more than it saves"
+            if request.strict:
+                raise refuse("TP302", work.source.file, f"{reason}, so every rank would run the whole model", "Leave out --strict, or use --tp 1")
+            work.warnings.append(f"{reason}: every rank runs the whole model")
+        cut = sum(1 for group in work.plan.groups if group.axes)
+        return f"{cut} of {len(work.plan.groups)} kinds of dimension cut"
+
+
+def nominal_sizes(work: Compilation) -> Callable[[Sizes], int]:
+    """What a size is at the sizes the plan is made for.
+
+    Raises:
+        Refused: TP107 where --sizes names what is no size of the model.
+    """
+    samples, program = work.samples, work.program
+    given = dict(work.request.sizes)
+    meaning: dict[str, str] = {}
+    tokens = next((value for value in program.inputs if value.name == work.roles.get("tokens")), None)
+    for value, names in ((tokens, ("batch", "seq")), *((pair.input, {pair.axis: "past"}) for pair in work.state)):
+        if value is None or value.shape is None:
+            continue
+        for axis, name in (names.items() if isinstance(names, dict) else enumerate(names)):
+            symbol = value.shape[axis] if axis < len(value.shape) else None
+            if isinstance(symbol, str):
+                meaning.setdefault(symbol, name)
+    known = {name for name in samples.symbols if not name.startswith("#")}
+    wrong = sorted(name for name in given if name not in known and name not in NOMINAL)
+    if wrong:
+        raise refuse("TP107", f"--sizes {','.join(wrong)}", "the model has no such size", f"Use {', '.join([*NOMINAL, *sorted(known)][:8])}")
+    values = {symbol: given.get(symbol, given.get(meaning.get(symbol, symbol), NOMINAL.get(meaning.get(symbol, symbol), 1))) for symbol in known}
+    return lambda sizes: samples.at(sizes, values)

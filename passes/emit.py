@@ -1,0 +1,93 @@
+"""Write nodes, constants and collectives into the program of all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from tpcompile.dims.cut import Mesh
+from tpcompile.graph.local import Array, CollectiveCall, Constant, LocalNode, LocalProgram, LocalSize
+from tpcompile.graph.program import Value
+from tpcompile.targets.collectives import DOMAIN, OP_TYPE
+
+
+class Emitter:
+    """Appends to a `LocalProgram`; every name it makes is new."""
+
+    def __init__(self, mesh: Mesh, taken: Sequence[str], opset: int) -> None:
+        self.mesh, self.opset = mesh, opset
+        self.program = LocalProgram(mesh.tp)
+        self._taken = set(taken)
+        self._constants: dict[object, str] = {}
+
+    def name(self, wanted: str) -> str:
+        """`wanted`, or the first free `wanted.N`."""
+        found, count = wanted, 0
+        while found in self._taken:
+            count += 1
+            found = f"{wanted}.{count}"
+        self._taken.add(found)
+        return found
+
+    def node(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        """Append a node of the standard domain with one output, named after it."""
+        self.program.nodes.append(LocalNode(op, "", output, list(inputs), [output], attributes))
+        return output
+
+    def constant(self, name: str, arrays: Sequence[Array] | Array) -> str:
+        """A constant, the same on all ranks or one per rank; equal ones are shared."""
+        each = [arrays] * self.mesh.tp if isinstance(arrays, np.ndarray) else list(arrays)
+        each = [np.ascontiguousarray(array).reshape(array.shape) for array in each]
+        key = tuple((array.dtype.name, array.shape, array.tobytes()) for array in each)
+        if key not in self._constants:
+            self._constants[key] = self.name(name)
+            self.program.constants.append(Constant(self._constants[key], tuple(each)))
+        return self._constants[key]
+
+    def integers(self, name: str, values: Sequence[int] | Sequence[Sequence[int]] | int) -> str:
+        """An int64 constant: a number, a list, or (a list of lists) one list per rank."""
+        if isinstance(values, int) or not values or isinstance(values[0], int):
+            return self.constant(name, np.array(values, np.int64))
+        return self.constant(name, [np.array(each, np.int64) for each in values])
+
+    def scalars(self, name: str, values: Sequence[float], dtype: str | None) -> str:
+        """One scalar per rank, of a value's type."""
+        return self.constant(name, [np.array(value, numpy_dtype(dtype)) for value in values])
+
+    def unsqueeze(self, x: str, axes: Sequence[int], output: str) -> str:
+        if self.opset < 13:
+            return self.node("Unsqueeze", [x], output, axes=list(axes))
+        return self.node("Unsqueeze", [x, self.integers(f"{output}.axes", list(axes))], output)
+
+    def collective(
+        self, op: str, x: str, output: str, axes: tuple[int, ...], *, value: Value, shapes: Sequence[Sequence[LocalSize]], nbytes: str, because: str
+    ) -> str:
+        """A collective over the groups of ranks that differ on sub-axes `axes`."""
+        from tpcompile.graph.local import PerRank
+
+        groups = self.mesh.groups(axes)
+        everyone = len(groups) == 1
+        mine = [next(group for group in groups if rank in group) for rank in range(self.mesh.tp)]
+        node = LocalNode(OP_TYPE, DOMAIN, output, [x], [output], {
+            "collective_operation": op,
+            "reduce_op": "sum" if op in ("all_reduce", "reduce_scatter") else "none",
+            "root": -1,
+            "nb_rank": len(groups[0]),
+            "groups": [] if everyone else PerRank(tuple(mine)),
+            "group_size": 0 if everyone else len(groups[0]),
+        })  # fmt: skip
+        self.program.nodes.append(node)
+        self.program.collectives.append(
+            CollectiveCall(node, op, value, value.dtype or "", () if everyone else tuple(map(tuple, groups)), tuple(tuple(s) for s in shapes), nbytes, because)
+        )
+        return output
+
+
+def numpy_dtype(name: str | None) -> np.dtype[Any]:
+    """The numpy (or ml_dtypes) type of a standard name."""
+    if name is None:
+        return np.dtype(np.float32)
+    return np.dtype(name) if name in np.sctypeDict else np.dtype(getattr(ml_dtypes, name))

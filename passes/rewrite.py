@@ -1,0 +1,357 @@
+"""Rewrite the graph under a cut: weights sliced, what depends on local sizes made local, collectives where needed.
+
+Every node runs on the versions of its operands that are cut along the leaves it may be cut along. What an operand lacks
+is made first: a pending sum is reduced, a cut that the node cannot take is gathered, a whole value is sliced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from tpcompile.dims.analysis import Analysis, is_metadata
+from tpcompile.dims.cut import Cut
+from tpcompile.dims.dim import Dim, leaves
+from tpcompile.dims.flow import PartialFlow
+from tpcompile.dims.relation import LocalAttribute, Relation, ScaledShape
+from tpcompile.graph.local import LocalNode, LocalProgram, PerRank, Placed
+from tpcompile.graph.program import Node, Sizes, Value
+from tpcompile.passes.emit import Emitter, numpy_dtype
+from tpcompile.passes.versions import NONE, Leaves, Versions
+from tpcompile.weights.ranges import ranges_of
+
+
+@dataclass
+class Rewriter:
+    """Makes the program of all ranks.
+
+    Args:
+        analysis: the relations.
+        cut: the leaves that are cut, and how.
+        cut_doors: graph inputs and outputs that stay cut.
+        describe: a size as the source spells it.
+        because: why a node's sum is reduced or a value gathered, for the manifest.
+    """
+
+    analysis: Analysis
+    cut: Cut
+    cut_doors: frozenset[Value]
+    describe: Callable[[Sizes], str | None]
+    because: Callable[[Node], str]
+
+    def run(self) -> LocalProgram:
+        program = self.analysis.program
+        self.emitter = Emitter(self.cut.mesh, list(program.values), program.opsets.get("", 0))
+        self.versions = Versions(self.analysis, self.cut, self.emitter, self.describe)
+        self.active = {node: self._active(node) for node in self.analysis.relations}
+        self._natives()
+        summed = {node: self._summed(node) for node in self.analysis.relations}
+        self.flow = PartialFlow(self.analysis, lambda node: summed[node], self._cut_of)
+        self.versions.partial = self.flow.run().partial
+        for value in program.outputs:
+            self.versions.final[value] = self._at_door(value)
+        for node in program.nodes:
+            if is_metadata(node):
+                self._metadata(node)
+            else:
+                self._node(node)
+        self._doors()
+        return self.emitter.program
+
+    # -- what is cut where --------------------------------------------------------------------------------------------
+
+    def _active(self, node: Node) -> Leaves:
+        """The cut leaves along which a node runs cut: all in its operands but those it needs whole."""
+        relation, blocked = self.analysis.relations[node], self.analysis.blocked[node]
+        found: set[Dim] = set()
+        for axes in (*relation.inputs, *relation.outputs):
+            for dim in axes or ():
+                found.update(leaf for leaf in self.cut.leaves(dim) if leaf not in blocked)
+        changed = True
+        while changed:  # a sum of which some parts are cut and others are not would count the others once per rank
+            changed = False
+            for reduced in relation.reduced:
+                local = self.cut.only(frozenset(found))
+                ragged = local.touched(reduced.dim) - local.covered(reduced.dim)
+                lost = {leaf for leaf in local.leaves(reduced.dim) if ragged.intersection(local.of(leaf))}
+                if lost:
+                    found -= lost
+                    changed = True
+        return frozenset(found)
+
+    def _within(self, axes: Sequence[Dim] | None, among: Leaves) -> Leaves:
+        return frozenset(leaf for dim in axes or () for leaf in leaves(dim) if leaf in among)
+
+    def _natives(self) -> None:
+        for value in self.analysis.program.inputs:
+            self.versions.native[value] = self._at_door(value)
+        for node, active in self.active.items():
+            for value in node.outputs:
+                if value is not None:
+                    self.versions.native[value] = self._within(self.analysis.axes[value], active)
+                    self.versions.because[value] = self.because(node)
+
+    def _at_door(self, value: Value) -> Leaves:
+        """The leaves along which a graph input or output is cut: a cache along its one axis that is, everything else along none."""
+        found = self._within(self.analysis.axes[value], frozenset(self.cut.axes)) - self.analysis.conflicts.get(value, NONE)
+        return found if value in self.cut_doors and found and self._placed(value, found) else NONE
+
+    def _cut_of(self, value: Value) -> frozenset[int]:
+        return frozenset(axis for leaf in self.versions.native.get(value, NONE) for axis in self.cut.of(leaf))
+
+    def _summed(self, node: Node) -> frozenset[int]:
+        local = self.cut.only(self.active[node])
+        return frozenset().union(*(local.touched(reduced.dim) for reduced in self.analysis.relations[node].reduced))
+
+    # -- nodes ----------------------------------------------------------------------------------------------------------
+
+    def _metadata(self, node: Node) -> None:
+        """Shape arithmetic stays global: what does not depend on inputs is folded, `Shape` of a cut value corrected."""
+        if all(output is None or self._fixed(output) for output in node.outputs):
+            for output in node.outputs:
+                if output is not None and output.known is not None:
+                    self.versions._names[output, NONE, True] = self.emitter.constant(output.name, output.known[0])
+            if not any(output in self.versions.final for output in node.outputs):
+                return
+        source = node.inputs[0] if node.inputs else None
+        output = node.outputs[0]
+        if node.op in ("Shape", "Size") and source is not None and output is not None and self.versions.native.get(source):
+            self._shape_of(node, source, output)
+            return
+        inputs = []
+        for index, value in enumerate(node.inputs):
+            if value is None:
+                inputs.append("")
+            elif node.op in ("Shape", "Size"):
+                inputs.append(self.versions.native_name(value) if value.weight is None else self._operand(node, index, NONE))
+            else:
+                inputs.append(self._operand(node, index, NONE))
+        for value in node.outputs:
+            if value is not None:
+                self.versions._names.pop((value, NONE, True), None)
+        self._append(node, inputs, [self.versions.native_name(v) if v is not None else "" for v in node.outputs])
+
+    @staticmethod
+    def _fixed(value: Value) -> bool:
+        known = value.known
+        return known is not None and known[0].dtype.kind in "iub" and all(np.array_equal(k, known[0]) for k in known)
+
+    def _shape_of(self, node: Node, source: Value, output: Value) -> None:
+        """The global shape of a value that is cut: local sizes times global over local."""
+        held = self.cut.only(self.versions.native[source])
+        axes = self.analysis.axes[source] or []
+        start, end = node.attribute("start", 0), node.attribute("end")
+        kept = axes[start:end] if node.op == "Shape" else axes
+        ratios = [[held.ratio(dim, rank) for dim in kept] for rank in range(self.cut.mesh.tp)]
+        if node.op == "Size":
+            ratios = [[(int(np.prod([a for a, _ in each])), int(np.prod([b for _, b in each])))] for each in ratios]
+        name = self.versions.native_name(output)
+        if all(a == b for each in ratios for a, b in each):
+            self._append(node, [self.versions.native_name(source)], [name])
+            return
+        local = self.emitter.name(f"{name}.local")
+        self._append(node, [self.versions.native_name(source)], [local])
+        scalar = node.op == "Size"
+        up = self._numbers(f"{name}.global", [[b for _, b in each] for each in ratios], scalar)
+        down = self._numbers(f"{name}.held", [[a for a, _ in each] for each in ratios], scalar)
+        self.emitter.node("Div", [self.emitter.node("Mul", [local, up], self.emitter.name(f"{name}.scaled")), down], name)
+
+    def _numbers(self, name: str, rows: Sequence[Sequence[int]], scalar: bool) -> str:
+        return self.emitter.constant(name, [np.array(row[0] if scalar else row, np.int64) for row in rows])
+
+    def _operand(self, node: Node, index: int, want: Leaves, *, summed: bool = True, mask: frozenset[int] = frozenset()) -> str:
+        value = node.inputs[index]
+        if value is None:
+            return ""
+        if value.weight is not None:
+            axes = self.analysis.operand_axes(node, index) or []
+            return self.versions.stored(value, axes, want, mask)
+        name = self.versions.get(value, want, summed=summed)
+        return self._masked(name, value, mask) if mask else name
+
+    def _masked(self, name: str, value: Value, mask: frozenset[int]) -> str:
+        """The value on the rank that starts each group over `mask`, zero on the others."""
+        ones = [float(self.versions.starts(rank, mask)) for rank in range(self.cut.mesh.tp)]
+        factor = self.emitter.scalars("tpcompile.once", ones, value.dtype)
+        return self.emitter.node("Mul", [name, factor], self.emitter.name(f"{name}.once"))
+
+    def _node(self, node: Node) -> None:
+        relation, active = self.analysis.relations[node], self.active[node]
+        passing = self.flow.passing(node)
+        own = self._summed(node)
+        pending = frozenset().union(*(self.versions.partial.get(v, frozenset()) for v in node.outputs if v is not None))
+        inputs: list[str] = []
+        for index, value in enumerate(node.inputs):
+            if value is None:
+                inputs.append("")
+                continue
+            passes = value in passing and index in relation.linear
+            held = self.versions.partial.get(value, frozenset()) if passes else frozenset()
+            mask = pending - held if relation.joint and index in relation.linear and pending else own if index in relation.once else frozenset()
+            inputs.append(self._operand(node, index, self._within(relation.inputs[index], active), summed=not passes, mask=mask))
+        outputs = [self.versions.native_name(v) if v is not None else "" for v in node.outputs]
+        if relation.lookup is not None and own:
+            self._lookup(node, relation, inputs, outputs[0])
+            return
+        attributes, dropped = self._patch(node, relation, inputs)
+        means = [reduced.dim for reduced in relation.reduced if reduced.mean and self.cut.only(active).leaves(reduced.dim)]
+        if means:
+            final = outputs[0]
+            outputs[0] = self.emitter.name(f"{final}.mean")
+            self._append(node, inputs, outputs, attributes, dropped)
+            self._weigh(node, means, outputs[0], final)
+        else:
+            self._append(node, inputs, outputs, attributes, dropped)
+
+    def _append(
+        self, node: Node, inputs: list[str], outputs: list[str], attributes: Mapping[str, object] | None = None, dropped: frozenset[str] = frozenset()
+    ) -> None:
+        renamed = {}
+        for value in node.captured:
+            name = self.versions.get(value, NONE) if value.weight is None else self.versions.stored(value, self.analysis.axes[value] or [], NONE)
+            if name != value.name:
+                renamed[value.name] = name
+        self.emitter.program.nodes.append(LocalNode(node.op, node.domain, node.name, inputs, outputs, dict(attributes or {}), node.origin, dropped, renamed))
+
+    def _weigh(self, node: Node, means: Sequence[Dim], local: str, output: str) -> None:
+        """A mean over a cut axis: each rank's mean counts by its share of the elements."""
+        held = self.cut.only(self.active[node])
+        shares = []
+        for rank in range(self.cut.mesh.tp):
+            share = 1.0
+            for dim in means:
+                mine, whole = held.ratio(dim, rank)
+                share *= mine / whole
+            shares.append(share)
+        value = node.outputs[0]
+        self.emitter.node("Mul", [local, self.emitter.scalars(f"{output}.share", shares, value.dtype if value else None)], output)
+
+    def _lookup(self, node: Node, relation: Relation, inputs: Sequence[str], output: str) -> None:
+        """A table of which each rank has some rows: ids outside are masked to zero, so that the sum is the lookup.
+
+        ONNX indices count from the end where negative, so ids are brought to [0, rows) first; an unmasked lookup of
+        `ids - offset` would silently read other rows.
+        """
+        if relation.lookup is None:
+            raise ValueError(node.name)
+        emitter, axis = self.emitter, relation.lookup.axis
+        table = relation.input(0)[axis]
+        held = self.cut.only(self.active[node])
+        rows = [held.index(table, rank) for rank in range(self.cut.mesh.tp)]
+        ids = inputs[1]
+        value = node.inputs[1]
+        if value is not None and value.dtype != "int64":
+            ids = emitter.node("Cast", [ids], emitter.name(f"{output}.ids"), to=7)
+        zero, total = emitter.integers("tpcompile.zero", 0), emitter.integers(f"{output}.rows", table.size)
+        offset = emitter.constant(f"{output}.offset", [np.array(r[0], np.int64) for r in rows])
+        count = emitter.constant(f"{output}.held", [np.array(len(r), np.int64) for r in rows])
+        wrapped = emitter.node("Add", [ids, total], emitter.name(f"{output}.wrapped"))
+        negative = emitter.node("Less", [ids, zero], emitter.name(f"{output}.negative"))
+        ids = emitter.node("Where", [negative, wrapped, ids], emitter.name(f"{output}.ids"))
+        ids = emitter.node("Sub", [ids, offset], emitter.name(f"{output}.shifted"))
+        below = emitter.node("Less", [ids, zero], emitter.name(f"{output}.below"))
+        inside = emitter.node("Less", [ids, count], emitter.name(f"{output}.inside"))
+        mine = emitter.node("And", [inside, emitter.node("Not", [below], emitter.name(f"{output}.above"))], emitter.name(f"{output}.mine"))
+        ids = emitter.node("Where", [mine, ids, zero], emitter.name(f"{output}.safe"))
+        found = emitter.name(f"{output}.found")
+        self._append(node, [inputs[0], ids], [found])
+        trailing = len(relation.input(0)) - axis - 1
+        if trailing:
+            rank = len(relation.input(1))
+            mine = emitter.unsqueeze(mine, list(range(rank, rank + trailing)), emitter.name(f"{output}.mask"))
+        dtype = node.outputs[0].dtype if node.outputs[0] is not None else None
+        nothing = emitter.constant("tpcompile.nothing", np.zeros((), numpy_dtype(dtype)))
+        emitter.node("Where", [mine, found, nothing], output)
+
+    # -- what depends on local sizes ----------------------------------------------------------------------------------------
+
+    def _patch(self, node: Node, relation: Relation, inputs: list[str]) -> tuple[dict[str, object], frozenset[str]]:
+        attributes: dict[str, object] = {}
+        dropped: set[str] = set()
+        entries: dict[int, tuple[int, list[dict[int, int]]]] = {}
+        held = self.cut.only(self.active[node])
+        ranks = range(self.cut.mesh.tp)
+        for patch in relation.patches:
+            if isinstance(patch, ScaledShape):
+                ratios = [[(1, 1) if dim is None else held.ratio(dim, rank) for dim in patch.dims] for rank in ranks]
+                if any(a != b for each in ratios for a, b in each):
+                    inputs[patch.operand] = self._scaled(node, patch.operand, ratios)
+            elif not any(held.leaves(dim) for dim in patch.when):
+                continue
+            elif isinstance(patch, LocalAttribute):
+                values = tuple(patch.compute(held, rank) for rank in ranks)
+                attributes[patch.name] = values[0] if all(value == values[0] for value in values) else PerRank(values)
+            else:
+                rows = entries.setdefault(patch.operand, (patch.length, [{} for _ in ranks]))[1]
+                for rank, row in enumerate(rows):
+                    row.update({position: compute(held, rank) for position, compute in patch.entries.items()})
+                dropped.update(patch.drops)
+        for operand, (length, rows) in entries.items():
+            self._entries(node, operand, length, rows, inputs)
+        return attributes, frozenset(dropped)
+
+    def _scaled(self, node: Node, operand: int, ratios: Sequence[Sequence[tuple[int, int]]]) -> str:
+        value = node.inputs[operand]
+        if value is None or value.known is None:
+            raise ValueError(f"{node.name} has no shape")
+        name = f"{node.name}.shape"
+        if self._fixed(value):
+            rows = [[int(v) * a // b for v, (a, b) in zip(value.known[0], each, strict=True)] for each in ratios]
+            return self.emitter.integers(name, rows)
+        up = self._numbers(f"{name}.held", [[a for a, _ in each] for each in ratios], False)
+        down = self._numbers(f"{name}.global", [[b for _, b in each] for each in ratios], False)
+        scaled = self.emitter.node("Mul", [self._operand(node, operand, NONE), up], self.emitter.name(f"{name}.scaled"))
+        return self.emitter.node("Div", [scaled, down], self.emitter.name(name))
+
+    def _entries(self, node: Node, operand: int, length: int, rows: Sequence[Mapping[int, int]], inputs: list[str]) -> None:
+        """Replace entries of an integer operand (a scalar where `length` is 0) by each rank's own."""
+        value = node.inputs[operand] if operand < len(node.inputs) else None
+        name = f"{node.name}.local.{operand}"
+        dtype = numpy_dtype(value.dtype) if value is not None else np.dtype(np.int64)
+        known = value.known[0] if value is not None and value.known is not None and self._fixed(value) else None
+        shape = known.shape if known is not None else (length,) if length else ()
+        arrays = []
+        for row in rows:
+            array = np.zeros(max(1, length), dtype) if known is None else np.array(known, dtype).reshape(-1)
+            for position, number in row.items():
+                array[position] = number
+            arrays.append(array.reshape(shape))
+        made = self.emitter.constant(name, arrays)
+        if value is not None and known is None and len(rows[0]) < max(1, length):
+            where = np.zeros(max(1, length), bool)
+            where[list(rows[0])] = True
+            mask = self.emitter.constant(f"{name}.where", where.reshape(shape))
+            made = self.emitter.node("Where", [mask, made, inputs[operand]], self.emitter.name(f"{name}.mixed"))
+        inputs += [""] * (operand + 1 - len(inputs))
+        inputs[operand] = made
+
+    # -- doors ----------------------------------------------------------------------------------------------------------------
+
+    def _doors(self) -> None:
+        program = self.analysis.program
+        for value in program.outputs:
+            want = self.versions.final[value]
+            name = self.versions.stored(value, self.analysis.axes[value] or [], NONE) if value.weight is not None else self.versions.get(value, want)
+            if name != value.name:
+                self.emitter.node("Identity", [name], value.name)
+        for value in {*program.inputs, *program.outputs}:
+            place = self._placed(value, self._at_door(value))
+            if place is not None:
+                self.emitter.program.doors[value.name] = place
+        for (value, held, summed), name in self.versions._names.items():
+            if name == value.name and value.weight is None and (held or not summed):
+                place = self._placed(value, held) if held else Placed()
+                if place is not None:
+                    groups = () if summed else tuple(map(tuple, self.cut.mesh.groups(tuple(sorted(self.versions.partial[value])))))
+                    self.emitter.program.placed[name] = Placed(place.axis, place.ranges, groups)
+
+    def _placed(self, value: Value, held: Leaves) -> Placed | None:
+        """Where the parts lie if exactly one axis is cut and its size does not depend on inputs."""
+        local = self.cut.only(held)
+        axes = [k for k, dim in enumerate(self.analysis.axes[value] or ()) if local.leaves(dim)]
+        dims = self.analysis.axes[value] or []
+        if len(axes) != 1 or not dims[axes[0]].static:
+            return None
+        return Placed(axes[0], tuple(ranges_of(local.index(dims[axes[0]], rank)) for rank in range(self.cut.mesh.tp)))

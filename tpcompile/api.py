@@ -1,0 +1,210 @@
+"""What a user may call from Python: compile, plan, verify, load."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import onnx
+
+from tpcompile import pipeline
+from tpcompile.bundle.manifest import Manifest
+from tpcompile.bundle.write import BundleFolder, check_target
+from tpcompile.errors import NumbersDiffer, refuse
+from tpcompile.graph.doors import open_model, to_kind
+from tpcompile.graph.read import SourceModel
+from tpcompile.output import write_bundle
+from tpcompile.passes.compilation import Compilation
+from tpcompile.plan.plan import Plan
+from tpcompile.plan.request import Request
+from tpcompile.weights.source import FileBytes
+
+if TYPE_CHECKING:
+    from tpcompile.run.session import InferenceSession
+    from tpcompile.verify.command import VerifyReport
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and how much there is (bytes or steps)."""
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A compiled model: the folder, its manifest, and (right after compiling) the plan and what was worth telling."""
+
+    folder: Path
+    manifest: Manifest
+    plan: Plan | None = None
+    warnings: tuple[str, ...] = ()
+    report: VerifyReport | None = None
+
+    def rank_model(self, rank: int, kind: str = "onnx") -> Any:
+        """The model of one rank as "onnx" (ModelProto), "ir" (onnx_ir.Model) or "gs" (onnx_graphsurgeon.Graph).
+
+        Its weights stay in the bundle's files, except for "gs", which loads them.
+        """
+        entry = next((entry for entry in self.manifest.ranks if entry.rank == rank), None)
+        if entry is None:
+            raise refuse("TP108", f"rank {rank}", f"the bundle has ranks 0 to {len(self.manifest.ranks) - 1}", "Ask for one of them")
+        proto = onnx.load(self.folder / entry.model, load_external_data=False)
+        return to_kind(proto, kind, self.folder)  # type: ignore[arg-type]
+
+    def session(self, **options: Any) -> InferenceSession:
+        """A session that runs the bundle (see `InferenceSession`)."""
+        from tpcompile.run.session import InferenceSession
+
+        return InferenceSession(self.folder, **options)
+
+
+def compile(  # noqa: A001 - the word for it
+    model: Any,
+    tp: int,
+    out: str | Path | None = None,
+    *,
+    force: bool = False,
+    verify: bool = False,
+    strict: bool = False,
+    objective: str = "balanced",
+    pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    outputs: str = "whole",
+    sizes: Mapping[str, int] | None = None,
+    plan: str | Path | None = None,
+    state: Mapping[str, str] | None = None,
+    roles: Mapping[str, str] | None = None,
+    allow_links: bool = False,
+    hash_data: bool = False,
+    example_inputs: Any = None,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic: Any = None,
+    progress: Progress | None = None,
+) -> Bundle:
+    """Compile a model for `tp` ranks into a folder.
+
+    Args:
+        model: path of an ONNX file, `onnx.ModelProto`, `onnx_ir.Model`, `onnx_graphsurgeon.Graph`, `torch.nn.Module` (with
+            `example_inputs`) or `torch.export.ExportedProgram`.
+        tp: degree of tensor parallelism: the number of ranks.
+        out: the folder to write, by default MODEL.tpN beside the model (`model.tpN` here for a model in memory).
+        force: replace a bundle that is there.
+        verify: prove the result against the source before it appears; a bundle that fails is kept as OUT.failed.
+        strict: refuse where something would run whole for want of a rule, or nothing is cut.
+        objective: "balanced" or "memory".
+        pins: weight name pattern → column, row, vocab or whole.
+        outputs: "whole", or "shard" to leave outputs cut.
+        sizes: sizes of symbols that costs are computed at, such as {"batch": 1, "past": 2048}.
+        plan: a plan.toml to follow.
+        state: cache input → the output that replaces it.
+        roles: role (tokens, mask, positions, logits) → input or output.
+        allow_links: follow links among the model's data files.
+        hash_data: add sha256 of weight files to the manifest.
+        example_inputs, input_names, output_names, dynamic: for torch models, as `torch.onnx.export` takes them.
+        progress: told of work under way.
+
+    Raises:
+        Refused: the model or a wish cannot be served. NumbersDiffer: `verify` found another result than the source's.
+    """
+    request = Request(
+        tp, objective, tuple(pins.items()) if isinstance(pins, Mapping) else tuple(pins), outputs, dict(sizes or {}),
+        None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), strict,
+    )  # fmt: skip
+    target = Path(out) if out is not None else _default_target(model, tp)
+    check_target(target, force)
+    source = open_model(
+        model, allow_links=allow_links, example_inputs=example_inputs, input_names=input_names, output_names=output_names, dynamic=dynamic
+    )
+    _keep_source(source, target)
+    work = _through(source, request, pipeline.PLANNING + pipeline.REWRITING, progress)
+    report = None
+    writing = BundleFolder(target, force)
+    with writing as folder:
+        manifest = write_bundle(work, folder, None if progress is None else lambda done, total: progress("write weights", done, total), hash_data=hash_data)
+        if verify:
+            from tpcompile.verify.command import verify_bundle
+
+            if progress is not None:
+                progress("verify", 0, 1)
+            report = verify_bundle(folder, source, None, allow_links)
+            if not report.ok:
+                writing.keep_failed = True
+                raise NumbersDiffer(*report.faults)
+    return Bundle(target, manifest, work.plan, tuple(work.warnings), report)
+
+
+def plan(
+    model: Any,
+    tp: int,
+    *,
+    objective: str = "balanced",
+    pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    sizes: Mapping[str, int] | None = None,
+    outputs: str = "whole",
+    plan: str | Path | None = None,
+    state: Mapping[str, str] | None = None,
+    roles: Mapping[str, str] | None = None,
+    strict: bool = False,
+    allow_links: bool = False,
+    example_inputs: Any = None,
+    progress: Progress | None = None,
+) -> Compilation:
+    """Plan without writing anything; the model's weights need not be there. Arguments as for `compile`."""
+    request = Request(
+        tp, objective, tuple(pins.items()) if isinstance(pins, Mapping) else tuple(pins), outputs, dict(sizes or {}),
+        None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), strict,
+    )  # fmt: skip
+    source = open_model(model, allow_links=allow_links, require_data=False, example_inputs=example_inputs)
+    return _through(source, request, pipeline.PLANNING, progress)
+
+
+def load(folder: str | Path) -> Bundle:
+    """Open a bundle that was compiled before.
+
+    Raises:
+        Refused: TP45x where it is none, or is damaged.
+    """
+    return Bundle(Path(folder), Manifest.read(folder))
+
+
+def verify(bundle: str | Path | Bundle, source: Any = None, inputs: Mapping[str, Any] | None = None) -> VerifyReport:
+    """Hold a bundle against the model it was made from; the report says whether it gives the same numbers."""
+    from tpcompile.verify.command import verify_bundle
+
+    folder = bundle.folder if isinstance(bundle, Bundle) else Path(bundle)
+    return verify_bundle(folder, source, inputs)
+
+
+def _through(source: SourceModel, request: Request, passes: tuple[Any, ...], progress: Progress | None) -> Compilation:
+    work = pipeline.start(source, request)
+    done = 0
+
+    def between(name: str, did: str, seconds: float) -> None:
+        nonlocal done
+        done += 1
+        if progress is not None:
+            progress(name, done, len(passes))
+
+    return pipeline.run(work, passes, between)
+
+
+def _default_target(model: Any, tp: int) -> Path:
+    return Path(model).with_suffix(f".tp{tp}") if isinstance(model, str | Path) else Path(f"model.tp{tp}")
+
+
+def _keep_source(source: SourceModel, target: Path) -> None:
+    """Refuse to write where the source's own files lie: --force would delete them."""
+    files = {found.path for found in source.places.values() if isinstance(found, FileBytes)}
+    if source.folder is not None:
+        files.add(source.folder / source.file)
+    inside = target.absolute()
+    for file in files:
+        with contextlib.suppress(ValueError):
+            file.absolute().relative_to(inside)
+            raise refuse("TP109", str(target), f"the source's own file {file.name} lies in it", "Choose another output with -o")
+
+
+def weights_of(folder: Path) -> Iterator[tuple[int, int]]:
+    """(rank, bytes of weights it reads) of a bundle's ranks."""
+    for entry in Manifest.read(folder).ranks:
+        yield entry.rank, sum(data.bytes for data in entry.data)

@@ -1,0 +1,150 @@
+"""The command line: `tpcompile MODEL --tp N`, and plan, verify, run, doctor."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from tpcompile import __version__
+from tpcompile.errors import TpcompileError
+
+COMMANDS = ("plan", "verify", "run", "doctor")
+INTERRUPTED = 130
+OUR_FAULT = 1
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse with refusals in the form of all others: a code, and what would work."""
+
+    def error(self, message: str) -> NoReturn:
+        print(f"TP100 {self.prog}: {message}. Run `{self.prog} --help`", file=sys.stderr)
+        raise SystemExit(2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; returns its exit code: 0 done, 1 our own fault, 2 refused, 3 numbers differ, 4 a rank failed, 130 interrupted."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    command = words[0] if words and words[0] in COMMANDS else "compile"
+    try:
+        arguments = _parser(command).parse_args(words[1:] if command != "compile" else words)
+        return _run(command, arguments)
+    except TpcompileError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("interrupted: nothing was written", file=sys.stderr)
+        return INTERRUPTED
+    except SystemExit as ending:
+        return int(ending.code or 0)
+    except BrokenPipeError:
+        return 0
+    except Exception:  # the last resort: say that it is ours, and what helps us
+        traceback.print_exc()
+        print(f"TP999 this is a fault of tpcompile {__version__}. Please report the lines above, with the command and, if you can, the model", file=sys.stderr)
+        return OUR_FAULT
+
+
+def _parser(command: str) -> argparse.ArgumentParser:
+    prog = "tpcompile" if command == "compile" else f"tpcompile {command}"
+    parser = Parser(prog=prog, description=_DESCRIPTIONS[command], formatter_class=argparse.RawDescriptionHelpFormatter)
+    if command == "compile":
+        parser.add_argument("--version", action="version", version=f"tpcompile {__version__}")
+        add_model_arguments(parser)
+        parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="the folder to write (default: MODEL.tpN beside the model)")
+        parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
+        parser.add_argument("--verify", action="store_true", help="prove the result against the source before it appears")
+        parser.add_argument("--hash", action="store_true", help="add sha256 of the weight files to bundle.json")
+    elif command == "plan":
+        add_model_arguments(parser)
+    elif command == "verify":
+        from tpcompile.verify.command import add_verify_arguments
+
+        add_verify_arguments(parser)
+    elif command == "run":
+        from tpcompile.run.launch import add_launch_arguments
+
+        add_launch_arguments(parser)
+    return parser
+
+
+_DESCRIPTIONS = {
+    "compile": "Compile a model for N ranks by tensor parallelism: one ONNX file per rank, collectives inside.\n\n"
+    "  tpcompile model.onnx --tp 4            writes model.tp4/\n"
+    "  tpcompile run model.tp4 --inputs x.npz runs it here; mpirun -n 4 tprun model.tp4 does the same\n\n"
+    "other commands: tpcompile plan | verify | run | doctor (each has --help)",
+    "plan": "Show what would be cut, what that saves and costs, and why the rest stays whole. Weights need not be there.",
+    "verify": "Hold a bundle against the model it was made from.",
+    "run": "Run a bundle on this machine: starts mpirun with all its ranks.",
+    "doctor": "Check what running a bundle needs: MPI, ONNX Runtime, a bare AllReduce.",
+}
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    """The arguments that compile and plan share."""
+    parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file")
+    parser.add_argument("--tp", type=int, required=True, metavar="N", help="degree of tensor parallelism: how many ranks")
+    parser.add_argument("--objective", default="balanced", metavar="balanced|memory", help="what a plan is best at (default: balanced)")
+    parser.add_argument("--pin", action="append", default=[], metavar="GLOB=KIND", help="weights by name: column, row, vocab or whole")
+    parser.add_argument("--outputs", default="whole", metavar="whole|shard", help="gather outputs (default), or leave them cut where they are")
+    parser.add_argument("--sizes", default="", metavar="batch=1,…", help="sizes that costs are computed at (default: batch=1,seq=1,past=2048)")
+    parser.add_argument("--plan", type=Path, metavar="FILE", help="follow this plan.toml")
+    parser.add_argument("--state", action="append", default=[], metavar="IN=OUT", help="a cache: input and the output that replaces it")
+    parser.add_argument("--role", action="append", default=[], metavar="ROLE=NAME", help="what an input or output is: tokens, mask, positions, logits")
+    parser.add_argument("--strict", action="store_true", help="refuse where something would run whole for want of a rule, or nothing is cut")
+    parser.add_argument("--allow-links", action="store_true", help="follow links among the model's data files")
+    parser.add_argument("--json", action="store_true", help="print JSON for machines")
+
+
+def _wishes(arguments: argparse.Namespace) -> dict[str, Any]:
+    from tpcompile.plan.request import read_pairs, read_sizes
+
+    pins = [(pattern, kind) for text in arguments.pin for pattern, kind in read_pairs("--pin", [text]).items()]
+    return {
+        "objective": arguments.objective, "pins": pins, "outputs": arguments.outputs, "sizes": read_sizes(arguments.sizes), "plan": arguments.plan,
+        "state": read_pairs("--state", arguments.state), "roles": read_pairs("--role", arguments.role), "strict": arguments.strict,
+        "allow_links": arguments.allow_links,
+    }  # fmt: skip
+
+
+def _run(command: str, arguments: argparse.Namespace) -> int:
+    if command == "verify":
+        from tpcompile.verify.command import verify_command
+
+        return verify_command(arguments)
+    if command == "run":
+        from tpcompile.run.launch import run_command
+
+        return run_command(arguments)
+    if command == "doctor":
+        from tpcompile.run.doctor import doctor_command
+
+        return doctor_command(arguments)
+    from tpcompile import api
+    from tpcompile.report import Progress, bundle_json, plan_json, print_bundle, print_plan
+
+    if command == "plan":
+        with Progress() as progress:
+            work = api.plan(arguments.model, arguments.tp, progress=progress, **_wishes(arguments))
+        if arguments.json:
+            print(json.dumps(plan_json(work), indent=1))
+        else:
+            print_plan(work)
+        return 0
+    with Progress() as progress:
+        bundle = api.compile(
+            arguments.model, arguments.tp, arguments.out, force=arguments.force, verify=arguments.verify, hash_data=arguments.hash, progress=progress, **_wishes(arguments)
+        )
+    if arguments.json:
+        print(json.dumps(bundle_json(bundle), indent=1))
+    else:
+        print_bundle(bundle)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,167 @@
+"""One rank's ONNX model of the program of all ranks. Weights are named, not copied: their bytes lie beside the model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from tpcompile.graph.local import LocalNode, LocalProgram, LocalSize, LocalWeight, PerRank, Placed
+from tpcompile.graph.program import Program, Value
+from tpcompile.graph.shapes import onnx_dtype
+from tpcompile.targets.collectives import DOMAIN, VERSION
+from tpcompile.weights.layout import Location
+from tpcompile.weights.ranges import is_whole, local_shape
+
+INLINE_BYTES = 4096
+"""Stored tensors smaller than this stay inside the model file: a page of their own would be larger than they are."""
+
+
+def rank_model(
+    source: onnx.ModelProto, program: Program, local: LocalProgram, rank: int, places: Mapping[str, Location], inline: Mapping[str, bytes]
+) -> onnx.ModelProto:
+    """The model of one rank.
+
+    Args:
+        source: the model that was compiled, for versions and metadata.
+        program: its graph, for inputs and outputs.
+        local: the program of all ranks.
+        rank: which one.
+        places: where each large stored tensor of this rank lies.
+        inline: the bytes of the small ones.
+    """
+    model = onnx.ModelProto(ir_version=max(source.ir_version, 8), producer_name="tpcompile", domain=source.domain, model_version=source.model_version)
+    for domain, version in program.opsets.items():
+        model.opset_import.append(helper.make_opsetid(domain, version))
+    model.opset_import.append(helper.make_opsetid(DOMAIN, VERSION))
+    model.metadata_props.extend(source.metadata_props)
+    graph = model.graph
+    graph.name = f"{source.graph.name or 'graph'}_rank{rank}"
+    declared = {info.name: info for info in (*source.graph.input, *source.graph.output)}
+    for values, target in ((program.inputs, graph.input), (program.outputs, graph.output)):
+        for value in values:
+            target.append(_door(declared[value.name], local.doors.get(value.name), rank))
+    for weight in local.weights:
+        graph.initializer.append(_stored(weight, rank, places, inline))
+    for constant in local.constants:
+        graph.initializer.append(onnx.numpy_helper.from_array(constant.arrays[rank], constant.name))
+    for node in local.nodes:
+        graph.node.append(_node(node, rank))
+    outputs = {value.name for value in program.outputs}
+    for call in local.collectives:
+        name = call.node.outputs[0]
+        if name not in outputs:
+            graph.value_info.append(_info(name, call.dtype, call.shapes[rank]))
+    if local.placed:
+        graph.metadata_props.append(
+            onnx.StringStringEntryProto(key="tpcompile.placements", value=json.dumps({name: _placement(place) for name, place in sorted(local.placed.items())}))
+        )
+    return model
+
+
+def _placement(place: Placed) -> dict[str, Any]:
+    found: dict[str, Any] = {"partial": [list(group) for group in place.partial]} if place.partial else {}
+    if place.ranges:
+        found |= {"axis": place.axis, "ranges": [[list(r) for r in ranges] for ranges in place.ranges]}
+    return found
+
+
+def _door(info: onnx.ValueInfoProto, place: Placed | None, rank: int) -> onnx.ValueInfoProto:
+    """An input or output as the source declares it; only a cut axis gets this rank's own size."""
+    found = onnx.ValueInfoProto()
+    found.CopyFrom(info)
+    if place is not None:
+        found.type.tensor_type.shape.dim[place.axis].dim_value = sum(stop - start for start, stop in place.ranges[rank])
+    return found
+
+
+def _info(name: str, dtype: str, shape: Sequence[LocalSize]) -> onnx.ValueInfoProto:
+    return helper.make_tensor_value_info(name, onnx_dtype(dtype), list(shape))
+
+
+def _stored(weight: LocalWeight, rank: int, places: Mapping[str, Location], inline: Mapping[str, bytes]) -> TensorProto:
+    part = weight.parts[rank]
+    tensor = TensorProto(name=weight.name, data_type=onnx_dtype(weight.weight.dtype), dims=local_shape(weight.weight.shape, part))
+    if weight.name in places:
+        place = places[weight.name]
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, text in (("location", place.file), ("offset", str(place.offset)), ("length", str(place.length))):
+            tensor.external_data.add(key=key, value=text)
+    else:
+        tensor.raw_data = inline[weight.name]
+    if not is_whole(weight.weight.shape, part):
+        ranges = [None if axis is None else [list(r) for r in axis] for axis in part.axes]
+        tensor.metadata_props.add(key="tpcompile.ranges", value=json.dumps(ranges))
+    if rank in weight.zeroed:
+        tensor.metadata_props.add(key="tpcompile.zeroed", value="1")
+    if weight.name != weight.weight.name:
+        tensor.metadata_props.add(key="tpcompile.source", value=weight.weight.name)
+    return tensor
+
+
+def _node(node: LocalNode, rank: int) -> onnx.NodeProto:
+    proto = onnx.NodeProto()
+    if node.origin is not None:
+        proto.CopyFrom(node.origin)
+        if node.dropped or node.attributes:
+            kept = [a for a in proto.attribute if a.name not in node.dropped and a.name not in node.attributes]
+            del proto.attribute[:]
+            proto.attribute.extend(kept)
+        del proto.input[:]
+        del proto.output[:]
+    proto.op_type, proto.domain, proto.name = node.op, node.domain, node.name
+    proto.input.extend(node.inputs)
+    proto.output.extend(node.outputs)
+    for name, value in node.attributes.items():
+        found = value.values[rank] if isinstance(value, PerRank) else value
+        if isinstance(found, list) and not found:
+            proto.attribute.append(onnx.AttributeProto(name=name, type=onnx.AttributeProto.INTS))
+        else:
+            proto.attribute.append(helper.make_attribute(name, found))
+    if node.renamed:
+        for attribute in proto.attribute:
+            for graph in ([attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs)):
+                _rename(graph, node.renamed)
+    return proto
+
+
+def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
+    """Make a subgraph read captured values under other names; names it defines itself hide outer ones."""
+    own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
+    names = {old: new for old, new in names.items() if old not in own}
+    if not names:
+        return
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        for attribute in node.attribute:
+            for inner in ([attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs)):
+                _rename(inner, names)
+    for output in graph.output:
+        output.name = names.get(output.name, output.name)
+
+
+def inline_bytes(weight: LocalWeight, data: bytes, rank: int) -> bytes:
+    """This rank's part of a small stored tensor of whole-byte elements."""
+    part = weight.parts[rank]
+    shape = weight.weight.shape
+    count = int(np.prod(shape, dtype=np.int64))
+    width = len(data) // count if count else 1
+    if is_whole(shape, part):
+        return bytes(len(data)) if rank in weight.zeroed else data
+    array = np.frombuffer(data, np.uint8).reshape(*shape, width)
+    for axis, ranges in enumerate(part.axes):
+        if ranges is not None:
+            array = np.take(array, np.concatenate([np.arange(a, b) for a, b in ranges]), axis=axis)
+    found = np.ascontiguousarray(array).tobytes()
+    return bytes(len(found)) if rank in weight.zeroed else found
+
+
+def declared_shape(value: Value, info: onnx.ValueInfoProto) -> list[int | str | None]:
+    """A door's shape as the source spells it."""
+    if not info.type.tensor_type.HasField("shape"):
+        return []
+    return [d.dim_value if d.HasField("dim_value") else d.dim_param or None for d in info.type.tensor_type.shape.dim]

@@ -1,0 +1,44 @@
+"""The way of a model through the compiler: the passes, in order, each with its reason."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from tpcompile.graph.from_onnx import to_program
+from tpcompile.graph.read import SourceModel
+from tpcompile.passes.choose_plan import ChoosePlan
+from tpcompile.passes.compilation import Compilation, Pass
+from tpcompile.passes.cut_graph import CutGraph
+from tpcompile.passes.infer_shapes import InferShapes
+from tpcompile.passes.name_dims import NameDims
+from tpcompile.passes.remove_unused import RemoveUnused
+from tpcompile.plan.request import Request
+
+PLANNING: tuple[Pass, ...] = (
+    InferShapes(),  # rules compare sizes: they must be known first
+    NameDims(),  # what may be cut follows from what the dims are
+    ChoosePlan(),  # decide everything before anything is changed
+)
+REWRITING: tuple[Pass, ...] = (
+    CutGraph(),  # the whole plan at once: versions of a value are shared between its readers
+    RemoveUnused(),  # local constants replace shape arithmetic, which nothing reads then
+)
+
+Between = Callable[[str, str, float], None]
+"""Called after each pass with its name, what it did, and the seconds it took."""
+
+
+def start(source: SourceModel, request: Request) -> Compilation:
+    """A model as it enters the passes: read and normalized."""
+    return Compilation(source, request, to_program(source))
+
+
+def run(work: Compilation, passes: tuple[Pass, ...], between: Between | None = None) -> Compilation:
+    """Run passes over a compilation."""
+    for step in passes:
+        started = time.perf_counter()
+        did = step.run(work)
+        if between is not None:
+            between(step.name, did, time.perf_counter() - started)
+    return work

@@ -1,0 +1,116 @@
+"""Pins: what the user says of weights, by name pattern, turned into wishes; contradictions are all reported at once."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from fnmatch import fnmatchcase
+
+from tpcompile.dims.analysis import Analysis
+from tpcompile.dims.dim import Dim, leaves
+from tpcompile.errors import Fault, raise_all
+from tpcompile.graph.program import Node, Value
+from tpcompile.plan.problem import Problem, terms, uncut_leaves, weight_uses
+from tpcompile.plan.solve import Choice, Solver, Wish
+
+SEEN_THROUGH = ("Transpose", "Cast", "Identity", "DequantizeLinear", "Reshape", "Unsqueeze", "Squeeze")
+
+
+def pin_wishes(analysis: Analysis, problem: Problem, pins: Sequence[tuple[str, str]]) -> list[Wish]:
+    """The wishes of pins ("layers.*.down=row").
+
+    column: the output dim of the product is cut over all ranks; row: the dim that is summed over; vocab: the rows that
+    ids look up; whole: nothing of the weight.
+
+    Raises:
+        Refused: TP104 a pattern that matches no weight, or a way to lie that the weight does not have.
+    """
+    faults, wishes = [], []
+    uses = list(weight_uses(analysis))
+    for pattern, kind in pins:
+        label = f"pin '{pattern}={kind}'"
+        matched = [(value, axes, nodes) for value, axes, nodes in uses if fnmatchcase(value.name, pattern)]
+        if not matched:
+            names = sorted({value.name for value, _, _ in uses})
+            faults.append(Fault("TP104", label, f"no weight has such a name (there are {len(names)}, such as '{names[0] if names else ''}')", "Correct the pattern, or leave the pin out"))
+            continue
+        for value, axes, nodes in matched:
+            stuck = uncut_leaves(analysis, value, nodes)
+            if kind == "whole":
+                groups = frozenset(problem.group_of[leaf] for dim in axes for leaf in leaves(dim) if leaf in problem.group_of and leaf not in stuck)
+                wishes.append(Wish(label, (groups,), False))
+                continue
+            chosen = [dim for dim in axes if _role(analysis, dim, nodes) == kind]
+            if not chosen:
+                roles = sorted({_role(analysis, dim, nodes) for dim in axes})
+                faults.append(Fault("TP104", label, f"{value.name} {list(value.weight.shape) if value.weight else []} has no such axis (its axes are {', '.join(roles)})", f"Use one of {', '.join([*roles, 'whole'])}, or leave the pin out"))
+                continue
+            for dim in chosen:
+                found = tuple(frozenset(problem.group_of[leaf] for leaf in inside if leaf in problem.group_of and leaf not in stuck) for inside, _ in terms(dim))
+                largest = max((leaf.size for leaf in leaves(dim) if leaf in problem.group_of and leaf not in stuck), default=0)
+                if any(not term for term in found) or largest < 2:
+                    why = next((analysis.blocked[node][leaf] for node in nodes for leaf in leaves(dim) if leaf in analysis.blocked[node]), "it stands in no dimension that can be cut")
+                    faults.append(Fault("TP104", label, f"{value.name} cannot be cut so: {why}", "Leave the pin out"))
+                    break
+                wishes.append(Wish(label, found, True))
+    raise_all(faults)
+    return wishes
+
+
+def _role(analysis: Analysis, dim: Dim, nodes: Sequence[Node]) -> str:
+    """What an axis of a weight is to its readers: summed over (row), looked up (vocab), or kept (column)."""
+    inside = set(leaves(dim))
+    for node in _readers(nodes):
+        relation = analysis.relations.get(node)
+        for reduced in relation.reduced if relation else ():
+            if inside.intersection(leaves(reduced.dim)):
+                return "vocab" if relation is not None and relation.lookup is not None else "row"
+    return "column"
+
+
+def _readers(nodes: Sequence[Node]) -> Iterator[Node]:
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        yield node
+        if node.op in SEEN_THROUGH:
+            outputs: list[Value] = [value for value in node.outputs if value is not None]
+            todo += [reader for value in outputs for reader, _ in value.consumers]
+
+
+def solve_with(solver: Solver, wishes: Sequence[Wish]) -> tuple[Choice, float]:
+    """The cheapest choice under the wishes.
+
+    Raises:
+        Refused: TP104 for each pin that cannot hold on its own, or each pair that cannot hold together.
+    """
+    found = solver.solve(wishes)
+    if found is not None:
+        return found
+    labels = list(dict.fromkeys(wish.label for wish in wishes))
+    of = {label: [wish for wish in wishes if wish.label == label] for label in labels}
+    tp = solver.problem.mesh.tp
+    alone = [label for label in labels if solver.solve(of[label]) is None]
+    faults = [Fault("TP104", label, _why_not(solver, of[label], tp), "Leave out the pin, or use another tp") for label in alone]
+    possible = [label for label in labels if label not in alone]
+    for a, b in itertools.combinations(possible, 2):
+        if solver.solve([*of[a], *of[b]]) is None:
+            faults.append(Fault("TP104", f"{a} and {b}", "they contradict each other: both would cut one tensor, or one product, over the same ranks", "Leave out one of them"))
+    if not faults:
+        faults = [Fault("TP104", ", ".join(possible), "they contradict each other together", "Leave out one of them")]
+    raise_all(faults)
+    raise AssertionError
+
+
+def _why_not(solver: Solver, wishes: Sequence[Wish], tp: int) -> str:
+    problem = solver.problem
+    for wish in wishes:
+        for term in wish.terms:
+            sizes = sorted({problem.groups[group][0].size for group in term})
+            if wish.cut and max(sizes, default=0) < tp:
+                return f"the dimension has {' × '.join(map(str, sizes))} parts, too few for {tp} ranks"
+            for group in term:
+                if group in problem.forbidden:
+                    return problem.forbidden[group]
+    return "no plan cuts it so"
+

@@ -1,0 +1,83 @@
+"""A plan: which classes are cut, over which sub-axes, what that saves and costs, and why the rest stays whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tpcompile.dims.cut import Cut, Mesh, SubAxes, block
+from tpcompile.plan.problem import DimClass, Problem
+
+
+@dataclass(frozen=True)
+class PlannedGroup:
+    """Classes of repeated layers that share a decision.
+
+    `saved_bytes` are those a rank does not hold, over all classes of the group; `delta_bytes` is by how much the plan
+    would be dearer, in bytes read, if a class that is left whole were cut (None: it cannot be).
+    """
+
+    name: str
+    count: int
+    size: int
+    axes: SubAxes
+    degree: int
+    blocks: tuple[int, ...]
+    weights: tuple[str, ...]
+    stored_bytes: int
+    saved_bytes: int
+    all_reduces: int
+    all_gathers: int
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decision over a whole graph. `cut` is what everything else is computed from."""
+
+    mesh: Mesh
+    objective: str
+    cut: Cut
+    groups: tuple[PlannedGroup, ...]
+    cost_bytes: float
+    notes: tuple[str, ...] = ()
+
+    @property
+    def cuts_something(self) -> bool:
+        return bool(self.cut.axes)
+
+
+def make_plan(problem: Problem, choice: Mapping[int, SubAxes], objective: str, cost_bytes: float, reasons: Mapping[int, str]) -> Plan:
+    """Turn a choice per group into a plan."""
+    mesh = problem.mesh
+    axes = {cls.leaf: choice[cls.group] for cls in problem.classes if choice.get(cls.group)}
+    groups = [_planned(problem, index, classes, choice, reasons) for index, classes in enumerate(problem.groups)]
+    ordered = sorted(groups, key=lambda group: (not group.axes, -group.stored_bytes, group.name))
+    return Plan(mesh, objective, Cut(mesh, axes), tuple(ordered), cost_bytes)
+
+
+def _planned(problem: Problem, index: int, classes: list[DimClass], choice: Mapping[int, SubAxes], reasons: Mapping[int, str]) -> PlannedGroup:
+    mesh, axes = problem.mesh, choice.get(index, ())
+    degree = mesh.degree(axes)
+    size = classes[0].size
+    blocks = tuple(stop - start for start, stop in (block(size, degree, k) for k in range(degree)))
+    stored = sum(nbytes for key, nbytes in problem.weights.items() if index in key)
+    saved = sum(
+        nbytes / mesh.degree(tuple(sorted({a for g in key - {index} for a in choice.get(g, ())}))) * (1 - max(blocks) / size)
+        for key, nbytes in problem.weights.items()
+        if index in key
+    )
+    return PlannedGroup(
+        name=classes[0].name,
+        count=len(classes),
+        size=size,
+        axes=axes,
+        degree=degree,
+        blocks=blocks,
+        weights=tuple(sorted({f"{value.name}[{axis}]" for cls in classes for value, axis, _ in cls.places})),
+        stored_bytes=stored,
+        saved_bytes=round(saved),
+        all_reduces=sum(count for key, count in problem.reductions.items() if index in key),
+        all_gathers=sum(count for key, count in problem.gathers.items() if index in key),
+        reason=reasons.get(index, ""),
+    )

@@ -1,0 +1,88 @@
+"""What the user asks of a plan."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tpcompile.errors import Fault, raise_all
+from tpcompile.plan.cost import OBJECTIVES
+
+PIN_KINDS = ("column", "row", "vocab", "whole")
+OUTPUT_KINDS = ("whole", "shard")
+LARGEST_TP = 1024
+
+
+@dataclass(frozen=True)
+class Request:
+    """Wishes of one compile or plan.
+
+    Attributes:
+        tp: how many ranks, 1 or more.
+        objective: "balanced" or "memory".
+        pins: name pattern of weights → how they must lie (`PIN_KINDS`).
+        outputs: "whole", or "shard" to leave outputs cut where their nodes make them so.
+        sizes: nominal sizes of symbols that costs are computed at.
+        plan: a plan.toml to follow instead of solving.
+        state: cache input → output that replaces it.
+        roles: role → name of an input or output.
+        strict: refuse where an operator without a rule, or nothing to cut, would make a rank run a whole model.
+    """
+
+    tp: int = 1
+    objective: str = "balanced"
+    pins: tuple[tuple[str, str], ...] = ()
+    outputs: str = "whole"
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    plan: Path | None = None
+    state: Mapping[str, str] = field(default_factory=dict)
+    roles: Mapping[str, str] = field(default_factory=dict)
+    strict: bool = False
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not 1 <= self.tp <= LARGEST_TP:
+            faults.append(Fault("TP101", f"--tp {self.tp}", "the degree of tensor parallelism is a number of ranks", f"Use 1 to {LARGEST_TP}"))
+        if self.objective not in OBJECTIVES:
+            faults.append(Fault("TP102", f"--objective {self.objective}", "there is no such objective", f"Use one of {', '.join(OBJECTIVES)}"))
+        for pattern, kind in self.pins:
+            if kind not in PIN_KINDS:
+                faults.append(Fault("TP103", f"--pin {pattern}={kind}", f"'{kind}' is no way to lie", f"Use one of {', '.join(PIN_KINDS)}"))
+        if self.outputs not in OUTPUT_KINDS:
+            faults.append(Fault("TP105", f"--outputs {self.outputs}", "there is no such choice", f"Use one of {', '.join(OUTPUT_KINDS)}"))
+        for name, size in self.sizes.items():
+            if size < 1:
+                faults.append(Fault("TP106", f"--sizes {name}={size}", "a size is at least 1", f"Use {name}=1 or more"))
+        raise_all(faults)
+
+
+def read_pairs(option: str, texts: list[str]) -> dict[str, str]:
+    """NAME=VALUE texts of a repeated option, as a dictionary.
+
+    Raises:
+        Refused: TP100, for all texts that have another form.
+    """
+    found, faults = {}, []
+    for text in texts:
+        name, equals, value = text.rpartition("=")
+        if not equals or not name or not value:
+            faults.append(Fault("TP100", f"{option} {text}", "it is not of the form NAME=VALUE", f"Write {option} NAME=VALUE"))
+        else:
+            found[name] = value
+    raise_all(faults)
+    return found
+
+
+def read_sizes(text: str) -> dict[str, int]:
+    """"batch=1,seq=1,past=2048" as a dictionary; raises Refused TP100 where it has another form."""
+    found, faults = {}, []
+    for item in filter(None, re.split(r"[,\s]+", text)):
+        name, _, number = item.partition("=")
+        if not name or not number.isdigit():
+            faults.append(Fault("TP100", f"--sizes {item}", "it is not of the form NAME=NUMBER", "Write --sizes batch=1,seq=1,past=2048"))
+        else:
+            found[name] = int(number)
+    raise_all(faults)
+    return found

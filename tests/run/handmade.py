@@ -13,11 +13,20 @@ import onnxruntime as ort
 from onnx import TensorProto, helper
 
 from tpcompile.bundle.manifest import (
-    CollectiveEntry, DataFile, IOEntry, Manifest, Mesh, Placement, RankEntry, SourceFile, StatePair,
+    CollectiveEntry,
+    DataFile,
+    IOEntry,
+    Manifest,
+    Mesh,
+    Placement,
+    RankEntry,
+    SourceFile,
+    StatePair,
 )  # fmt: skip
 from tpcompile.targets.collectives import is_collective, make_collective, read_collective
 
 Array = np.ndarray[Any, Any]
+Writer = Callable[[str, str], list[onnx.NodeProto]]
 ALIGNMENT = 4096
 ELEMENTS = {"float32": 1, "int64": 7, "int32": 6, "bool": 9, "float16": 10, "bfloat16": 16, "uint8": 2}
 
@@ -107,7 +116,7 @@ def blocks(size: int, ranks: int) -> Placement:
 
 
 def mlp(folder: Path, ranks: int, seed: int = 0) -> tuple[Path, onnx.ModelProto]:
-    """Two MLP blocks with residuals (column, row parallel, AllReduce) and a cut head (AllGather). Returns the whole model too."""
+    """Two MLP blocks with residuals (column, row, AllReduce) and a cut head (AllGather); and the whole model."""
     rng = np.random.default_rng(seed)
     width, hidden, classes = 12, 24, 20
     weights = {"head": normal(rng, width, classes)}
@@ -117,8 +126,9 @@ def mlp(folder: Path, ranks: int, seed: int = 0) -> tuple[Path, onnx.ModelProto]
     inputs = {"x": IOEntry("float32", ("batch", width))}
     outputs = {"y": IOEntry("float32", ("batch", classes))}
 
-    def nodes(reduce: Callable[[str, str], list[onnx.NodeProto]], gather: Callable[[str, str], list[onnx.NodeProto]]):
-        made, x = [], "x"
+    def nodes(reduce: Writer, gather: Writer) -> list[onnx.NodeProto]:
+        made: list[onnx.NodeProto] = []
+        x = "x"
         for b in range(2):
             made += [
                 helper.make_node("MatMul", [x, f"up{b}"], [f"u{b}"]),
@@ -132,14 +142,18 @@ def mlp(folder: Path, ranks: int, seed: int = 0) -> tuple[Path, onnx.ModelProto]
         return [*made, helper.make_node("MatMul", [x, "head"], ["l"]), *gather("l", "y")]
 
     whole = model_of(nodes(renamed, renamed), weights, inputs, outputs)
-    values = {f"r{b}": IOEntry("float32", ("batch", width)) for b in range(2)} | {"g": IOEntry("float32", (classes, "batch"))}
+    values = {f"r{b}": IOEntry("float32", ("batch", width)) for b in range(2)}
+    values["g"] = IOEntry("float32", (classes, "batch"))
     models = []
     for rank in range(ranks):
+
         def part(array: Array, axis: int, rank: int = rank) -> Array:
             return np.ascontiguousarray(np.split(array, ranks, axis)[rank])
 
-        local = {name: part(array, 0) if name.startswith("down") else array if name.startswith("bias") else part(array, 1)
-                 for name, array in weights.items()}  # fmt: skip
+        local = {
+            name: array if name.startswith("bias") else part(array, 0 if name.startswith("down") else 1)
+            for name, array in weights.items()
+        }
         models.append(model_of(nodes(reducing(ranks), gathering(ranks)), local, inputs, outputs, values, rank))
     return write_bundle(folder, models, inputs, outputs), whole
 
@@ -148,11 +162,11 @@ def renamed(x: str, y: str) -> list[onnx.NodeProto]:
     return [helper.make_node("Identity", [x], [y])]
 
 
-def reducing(ranks: int) -> Callable[[str, str], list[onnx.NodeProto]]:
+def reducing(ranks: int) -> Writer:
     return lambda x, y: [make_collective("all_reduce", x, y, nb_rank=ranks, reduce_op="sum", name=f"reduce/{y}")]
 
 
-def gathering(ranks: int) -> Callable[[str, str], list[onnx.NodeProto]]:
+def gathering(ranks: int) -> Writer:
     """Gather a cut last axis of a matrix: it is brought to the front and back."""
     return lambda x, y: [
         helper.make_node("Transpose", [x], [f"{x}/t"], perm=[1, 0]),
@@ -162,13 +176,13 @@ def gathering(ranks: int) -> Callable[[str, str], list[onnx.NodeProto]]:
 
 
 def decoder(folder: Path, ranks: int, seed: int = 0) -> tuple[Path, onnx.ModelProto]:
-    """One attention layer with an append cache, heads cut, causal by mask and positions. Returns the whole model too."""
+    """One attention layer with an append cache, heads cut, causal by mask and positions; and the whole model."""
     rng = np.random.default_rng(seed)
     vocabulary, width, heads, size = 40, 16, 4, 6
     weights = {
         "embedding": normal(rng, vocabulary, width) * 6, "position": normal(rng, 64, width) * 4,
-        "q": normal(rng, width, heads * size), "k": normal(rng, width, heads * size), "v": normal(rng, width, heads * size),
-        "o": normal(rng, heads * size, width) * 3,
+        **{name: normal(rng, width, heads * size) for name in "qkv"},
+        "o": normal(rng, heads * size, width) * 3, "head": normal(rng, width, vocabulary),
     }  # fmt: skip
     cache = IOEntry("float32", ("batch", heads, "past", size), blocks(heads, ranks))
     grown = IOEntry("float32", ("batch", heads, "total", size), blocks(heads, ranks))
@@ -178,9 +192,9 @@ def decoder(folder: Path, ranks: int, seed: int = 0) -> tuple[Path, onnx.ModelPr
     }  # fmt: skip
     outputs = {"logits": IOEntry("float32", ("batch", "seq", vocabulary)), "present_k": grown, "present_v": grown}
     constants = {
-        "split": np.array([0, 0, -1, size], np.int64), "merge": np.array([0, 0, -1], np.int64), "one": np.array(1, np.int64),
-        "two": np.array(2, np.int64), "scale": np.array(size**-0.5, np.float32), "low": np.array(-1e9, np.float32),
-        "axes12": np.array([1, 2], np.int64), "axis1": np.array([1], np.int64), "axis23": np.array([1, 3], np.int64),
+        "split": np.array([0, 0, -1, size]), "merge": np.array([0, 0, -1]), "one": np.array(1),
+        "scale": np.array(size**-0.5, np.float32), "low": np.array(-1e9, np.float32),
+        "axes12": np.array([1, 2], np.int64), "axis23": np.array([1, 3], np.int64),
         "zero": np.array(0, np.int64),
     }  # fmt: skip
     text = """
@@ -198,10 +212,11 @@ def decoder(folder: Path, ranks: int, seed: int = 0) -> tuple[Path, onnx.ModelPr
         ct = Transpose <perm = [0, 2, 1, 3]> (c)  cm = Reshape (ct, merge)  po = MatMul (cm, o)
     """
     before = nodes_of(text)
-    after = nodes_of("h2 = Add (r, h)  et = Transpose <perm = [1, 0]> (embedding)  logits = MatMul (h2, et)")
+    after = nodes_of("h2 = Add (r, h)  logits = MatMul (h2, head)")
     whole = model_of([*before, *renamed("po", "r"), *after], weights | constants, inputs, outputs)
     models = []
     for rank in range(ranks):
+
         def part(array: Array, axis: int, rank: int = rank) -> Array:
             return np.ascontiguousarray(np.split(array, ranks, axis)[rank])
 

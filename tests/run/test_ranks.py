@@ -1,0 +1,202 @@
+"""Real ranks under mpirun give the numbers of one device."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import onnx
+import pytest
+from onnx import helper
+
+from tests.run import handmade
+from tests.run.handmade import Array
+from tpcompile.bundle.manifest import IOEntry, Placement
+from tpcompile.run import arrays
+from tpcompile.run.launch import run_ranks
+from tpcompile.targets.collectives import make_collective
+
+
+def tprun(*arguments: object, ranks: int) -> int:
+    return run_ranks([sys.executable, "-m", "tpcompile.run.tprun", *map(str, arguments)], ranks)
+
+
+def run(bundle: Path, feeds: dict[str, Array], ranks: int, *options: object) -> dict[str, Array]:
+    inputs, outputs = bundle.parent / "in.npz", bundle.parent / "out.npz"
+    arrays.write(inputs, feeds)
+    assert tprun(bundle, "--inputs", inputs, "--outputs", outputs, *options, ranks=ranks) == 0
+    return arrays.read(outputs, {})
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_mlp(tmp_path: Path, ranks: int) -> None:
+    bundle, whole = handmade.mlp(tmp_path / "b", ranks)
+    x = np.random.default_rng(5).standard_normal((3, 12)).astype(np.float32)
+    found = run(bundle, {"x": x}, ranks)["y"]
+    np.testing.assert_allclose(found, handmade.run_whole(whole, {"x": x})["y"], rtol=1e-5, atol=1e-6)
+
+
+def greedy(whole: onnx.ModelProto, ids: Array, steps: int) -> tuple[Array, dict[str, Array]]:
+    """What one device decodes, caches passed by hand."""
+    batch, seq = ids.shape
+    past: Array = np.zeros((batch, 4, 0, 6), np.float32)
+    feeds = {
+        "ids": ids,
+        "mask": np.ones_like(ids),
+        "positions": np.tile(np.arange(seq), (batch, 1)),
+        "past_k": past,
+        "past_v": past,
+    }
+    tokens, found = [], {}
+    for step in range(steps):
+        found = handmade.run_whole(whole, feeds)
+        tokens.append(found["logits"][:, -1].argmax(-1)[:, None])
+        feeds = {
+            "ids": tokens[-1], "mask": np.ones((batch, seq + step + 1), np.int64),
+            "positions": feeds["positions"][:, -1:] + 1, "past_k": found["present_k"], "past_v": found["present_v"],
+        }  # fmt: skip
+    return np.concatenate(tokens, axis=1), found
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_decoder_token_for_token(tmp_path: Path, ranks: int) -> None:
+    bundle, whole = handmade.decoder(tmp_path / "b", ranks)
+    ids = np.array([[3, 7, 1], [5, 2, 9]])
+    tokens, last = greedy(whole, ids, 12)
+    assert len(set(tokens.ravel().tolist())) > 4  # it does not only repeat itself
+    found = run(bundle, {"ids": ids}, ranks, "--steps", 12)
+    assert np.array_equal(found["tokens"], tokens)
+    assert found.keys() == {"tokens", "logits"}
+    np.testing.assert_allclose(found["logits"], last["logits"], rtol=1e-4, atol=1e-4)
+
+
+def test_caches_are_cut_and_gathered(tmp_path: Path) -> None:
+    bundle, whole = handmade.decoder(tmp_path / "b", 2)
+    rng = np.random.default_rng(2)
+    feeds: dict[str, Array] = {
+        "ids": np.array([[3, 7]]), "mask": np.array([[0, 1, 1, 1, 1]]), "positions": np.array([[2, 3]]),
+        **{name: rng.standard_normal((1, 4, 3, 6)).astype(np.float32) for name in ("past_k", "past_v")},
+    }  # fmt: skip
+    found = run(bundle, feeds, 2)
+    for name, wanted in handmade.run_whole(whole, feeds).items():
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-4, atol=1e-4)
+
+
+def rows(size: int, ranks: int) -> Placement:
+    part = size // ranks
+    return Placement(0, tuple(((r * part, (r + 1) * part),) for r in range(ranks)))
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    ("all_reduce", {"reduce_op": op}) for op in ("sum", "prod", "max", "min", "avg")
+] + [
+    ("all_gather", {}), ("reduce_scatter", {"reduce_op": "sum"}), ("reduce_scatter", {"reduce_op": "avg"}),
+    ("all_to_all", {}), ("broadcast", {"root": 2}),
+]  # fmt: skip
+GROUPS = [None, [(0, 1), (2, 3)], [(2, 0), (3, 1)]]
+
+
+def expected(op: str, options: dict[str, Any], groups: Sequence[tuple[int, ...]], blocks: list[Array]) -> Array:
+    """All ranks' results, one after the other, computed here in numpy."""
+    made: list[Array] = [np.empty(0)] * len(blocks)
+    reduce = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "avg": np.add}
+    for group in groups:
+        mine = [blocks[r] for r in group]
+        total = mine[0]
+        for block in mine[1:]:
+            total = reduce[options.get("reduce_op", "sum")](total, block)
+        if options.get("reduce_op") == "avg":
+            total = (total / len(group)).astype(total.dtype)
+        for at, rank in enumerate(group):
+            parts = [np.split(block, len(group))[at] for block in mine]
+            sent = blocks[options["root"]] if "root" in options else total
+            made[rank] = {
+                "all_reduce": total, "all_gather": np.concatenate(mine), "all_to_all": np.concatenate(parts),
+                "reduce_scatter": np.split(total, len(group))[at], "broadcast": sent,
+            }[op]  # fmt: skip
+    return np.concatenate(made)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool", "float16", "bfloat16"])
+def test_every_collective(tmp_path: Path, dtype: str) -> None:
+    """All collectives over all ranks and over groups that differ by rank, in one graph whose input they share."""
+    ranks, size = 4, 16
+    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    rng = np.random.default_rng(3)
+    x = (
+        rng.integers(0, 2, (size * 1, 3))
+        if dtype == "bool"
+        else rng.integers(0 if dtype == "uint8" else -3, 4, (size, 3))
+    )
+    x = x.astype(kind)
+    inputs = {"x": IOEntry(dtype, (size, 3), rows(size, ranks))}
+    outputs, wanted, made = {}, {}, []
+    nodes: list[list[onnx.NodeProto]] = [[helper.make_node("Identity", ["x"], ["own"])] for _ in range(ranks)]
+    for op, options in CASES:
+        for index, groups in enumerate(GROUPS):
+            if (dtype == "bool" and options.get("reduce_op") == "avg") or (op == "broadcast" and groups is not None):
+                continue
+            name = f"{op}/{options.get('reduce_op', '')}/{index}"
+            for rank in range(ranks):
+                group = next((g for g in groups or () if rank in g), ())
+                nodes[rank].append(
+                    make_collective(op, "own", name, nb_rank=len(group) or ranks, groups=group, name=name, **options)
+                )
+            wanted[name] = expected(op, options, groups or [tuple(range(ranks))], np.split(x, ranks))
+            outputs[name] = IOEntry(dtype, (len(wanted[name]), 3), rows(len(wanted[name]), ranks))
+    for rank in range(ranks):
+        made.append(handmade.model_of(nodes[rank], {}, inputs, outputs, rank=rank))
+    bundle = handmade.write_bundle(tmp_path / "b", made, inputs, outputs)
+    arrays.write(tmp_path / "in.npz", {"x": x})
+    assert tprun(bundle, "--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz", ranks=4) == 0
+    found = arrays.read(tmp_path / "out.npz", dict.fromkeys(outputs, dtype))
+    for name in outputs:
+        tolerance = {"bfloat16": 1e-2, "float16": 1e-3}.get(dtype, 0)
+        assert found[name].dtype == kind
+        np.testing.assert_allclose(
+            found[name].astype(np.float64), wanted[name].astype(np.float64), rtol=tolerance, err_msg=name
+        )
+
+
+def test_check_says_what_differs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bundle, whole = handmade.mlp(tmp_path / "b", 2)
+    x = np.ones((1, 12), np.float32)
+    wanted = handmade.run_whole(whole, {"x": x})
+    arrays.write(tmp_path / "in.npz", {"x": x})
+    arrays.write(tmp_path / "ref.npz", wanted)
+    arrays.write(tmp_path / "bad.npz", {"y": wanted["y"] * 2})
+    assert tprun(bundle, "--inputs", tmp_path / "in.npz", "--check", tmp_path / "ref.npz", ranks=2) == 0
+    assert tprun(bundle, "--inputs", tmp_path / "in.npz", "--check", tmp_path / "bad.npz", ranks=2) == 3
+    assert (
+        "[rank 0] TP624 y: differs by 5.0e-01 from the reference, 1e-04 is allowed. `tpcompile verify BUNDLE` "
+        "names the "
+        "first value that departs\n"
+    ) in capfd.readouterr().err
+
+
+def test_tprun_alone_serves_a_bundle_for_one(tmp_path: Path) -> None:
+    bundle, whole = handmade.mlp(tmp_path / "b", 1)
+    x = np.ones((2, 12), np.float32)
+    arrays.write(tmp_path / "in.npz", {"x": x})
+    command = [
+        sys.executable,
+        "-m",
+        "tpcompile.run.tprun",
+        bundle,
+        "--inputs",
+        tmp_path / "in.npz",
+        "--outputs",
+        tmp_path / "o.npz",
+    ]
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=60, cwd=Path(__file__).parents[2]
+    )
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(
+        arrays.read(tmp_path / "o.npz", {})["y"], handmade.run_whole(whole, {"x": x})["y"], rtol=1e-5
+    )

@@ -29,10 +29,6 @@ Finding = tuple[bool, str, str]
 """Whether it is well, what was looked at, what was found."""
 
 
-def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
-    """`tpcompile doctor` takes no arguments."""
-
-
 def doctor_command(arguments: argparse.Namespace) -> int:
     """Print what was found; 0 where all is well, else 2."""
     well = True

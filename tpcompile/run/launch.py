@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from tpcompile.bundle.manifest import Manifest
 from tpcompile.errors import TpcompileError, refuse
-from tpcompile.run.mpirun import Ranks, failure
 
 LIMIT_S = 60.0
 RANK_CODES = (0, 2, 3, 4, 130)
@@ -66,6 +65,8 @@ def tprun_arguments(arguments: argparse.Namespace) -> list[str]:
 
 def run_ranks(command: Sequence[str], ranks: int) -> int:
     """Run `command` on `ranks` ranks, pass on what they say, and return an exit code of ours."""
+    from tpcompile.run.mpirun import Ranks, failure  # here: it brings onnxruntime, which --help does without
+
     started = Ranks(command, ranks)
     try:
         code = started.mpirun.wait()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,6 @@ from tpcompile.targets.collectives import DOMAIN, Collective
 
 Values = dict[str, ort.OrtValue]
 ERROR_LEVEL = 3
-_thread_pool_made = False
 
 
 @dataclass
@@ -187,24 +187,31 @@ def _read_model(path: Path, listed: set[str]) -> onnx.ModelProto:
 
 
 def _session_options(folder: Path, world: World, prepack: bool) -> Any:
-    """No spinning while a rank waits, weights mapped from the bundle's folder, one pool of threads where we may.
-
-    ONNX Runtime has one global pool per process, and other sessions of that process must then use it too: so it is
-    made only in processes of our own, where `world.shares_threads`.
-    """
-    global _thread_pool_made
+    """No spinning while a rank waits, weights mapped from the bundle's folder, memory shared between segments."""
+    shares = world.shares_threads and world.threads > 1
+    _prepare_process(world.threads if shares else 0)
     options = ort.SessionOptions()
+    options.use_per_session_threads = not shares
     options.intra_op_num_threads = world.threads
     options.inter_op_num_threads = 1
-    if world.shares_threads and world.threads > 1:
-        if not _thread_pool_made:
-            ort.set_global_thread_pool_sizes(world.threads, 1)
-            _thread_pool_made = True
-        options.use_per_session_threads = False
     options.log_severity_level = ERROR_LEVEL
+    options.add_session_config_entry("session.use_env_allocators", "1")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.force_spinning_stop", "1")
     if not prepack:
         options.add_session_config_entry("session.disable_prepacking", "1")
     return options
+
+
+@cache
+def _prepare_process(threads: int) -> None:
+    """What ONNX Runtime has once per process.
+
+    One arena for all segments, so that each finds in the cache what the last one used, and one pool of `threads`:
+    0 for none, since once it is there every session of the process must use it, those of the user too.
+    """
+    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
+    ort.create_and_register_allocator(memory, None)
+    if threads:
+        ort.set_global_thread_pool_sizes(threads, 1)

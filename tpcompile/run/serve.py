@@ -16,9 +16,9 @@ import numpy as np
 from tpcompile.errors import Refused, TpcompileError
 from tpcompile.run import wire
 from tpcompile.run.mpi import World, start
+from tpcompile.run.one_rank import end_all
 from tpcompile.run.rank import RankRunner, load
 from tpcompile.run.tensors import Array
-from tpcompile.run.tprun import end_all
 
 NAP_S = 0.0005
 """How long an idle rank sleeps between looks: MPI itself would wait at full load."""

@@ -21,45 +21,47 @@ from tpcompile.cli import main
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What a sound plan for two layers gives; `share`: the largest rank's part of the weights at most, tp 2, 3, 4."""
+class Bar:
+    """What a sound plan for two layers reaches: collectives of one run, and the largest rank's part of the weights.
 
-    all_reduce: int = 5
-    all_gather: int = 1
+    `share` is for tp 2, 3, 4. At tp 3, where no vocabulary here divides, one more collective is allowed.
+    """
+
+    collectives: int = 6
     share: tuple[float, float, float] = (0.54, 0.42, 0.31)
 
 
 GRAPHS = {
-    "albert__dynamo": Expected(all_gather=2, share=(0.56, 0.44, 0.34)),
-    "bert__dynamo": Expected(),
-    "bert__legacy-eager": Expected(),
-    "bloom__optimum": Expected(),  # fused query, key, value: heads, then the three
-    "distilbert__optimum": Expected(),
-    "falcon40b__dynamo__kv": Expected(all_reduce=3),  # attention and FFN are summed once; grouped q, k, v in one weight
-    "gemma2__legacy__kv": Expected(),  # tied embedding
-    "gpt-neox__optimum": Expected(all_reduce=3),
-    "gpt2__legacy__kv": Expected(),  # fused query, key, value: the three, then heads
-    "llama-mha-tied__dynamo": Expected(),
-    "llama-odd__legacy": Expected(),  # vocabulary 503, FFN 170, 2 kv heads
-    "llama__dynamo__kv": Expected(),
-    "llama__hf__kv": Expected(),
-    "phi3__optimum__kv": Expected(),  # fused q, k, v and fused gate, up
-    "qwen2__optimum__kv": Expected(),  # biases on q, k, v
-    "qwen3__dynamo23__kv": Expected(),  # ONNX Attention-23 and a norm per head
-    "vit__dynamo": Expected(all_reduce=4, share=(0.56, 0.44, 0.34)),
+    "albert__dynamo": Bar(collectives=7, share=(0.57, 0.44, 0.35)),
+    "bert__dynamo": Bar(),
+    "bert__legacy-eager": Bar(),
+    "bloom__optimum": Bar(),  # fused query, key, value: heads, then the three
+    "distilbert__optimum": Bar(),
+    "falcon40b__dynamo__kv": Bar(collectives=4),  # attention and FFN are summed once; grouped q, k, v in one weight
+    "gemma2__legacy__kv": Bar(),  # tied embedding
+    "gpt-neox__optimum": Bar(collectives=4),
+    "gpt2__legacy__kv": Bar(),  # fused query, key, value: the three, then heads
+    "llama-mha-tied__dynamo": Bar(),
+    "llama-odd__legacy": Bar(),  # vocabulary 503, FFN 170, 2 kv heads
+    "llama__dynamo__kv": Bar(),
+    "llama__hf__kv": Bar(),
+    "phi3__optimum__kv": Bar(),  # fused q, k, v and fused gate, up
+    "qwen2__optimum__kv": Bar(),  # biases on q, k, v; 2 kv heads
+    "qwen3__dynamo23__kv": Bar(),  # ONNX Attention-23 and a norm per head
+    "vit__dynamo": Bar(collectives=5, share=(0.56, 0.44, 0.34)),
 }
 LIMIT = 3e-5
 """Relative error that float32 sums in another order may make."""
 
 
-def test_each_graph_of_the_folder_is_expected() -> None:
+def test_each_graph_of_the_folder_has_a_bar() -> None:
     assert sorted(GRAPHS) == zoo.names()
 
 
 @pytest.mark.parametrize("tp", [2, 3, 4])
 @pytest.mark.parametrize("name", GRAPHS)
 def test_compiled_graph_gives_the_sources_numbers(name: str, tp: int, tmp_path: Path) -> None:
-    source, bundle, expected = zoo.save(name, tmp_path / "model.onnx"), tmp_path / "bundle", GRAPHS[name]
+    source, bundle, bar = zoo.save(name, tmp_path / "model.onnx"), tmp_path / "bundle", GRAPHS[name]
     assert main([str(source), "--tp", str(tp), "-o", str(bundle)]) == 0
     reference, ranks = session(str(source)), OneGraph(bundle)
     names = [output.name for output in reference.get_outputs()]
@@ -71,10 +73,8 @@ def test_compiled_graph_gives_the_sources_numbers(name: str, tp: int, tmp_path: 
         assert max(errors.values()) <= LIMIT, f"{trial}: {errors}"
 
     total = sum(len(tensor.raw_data) for tensor in zoo.model(name).graph.initializer)
-    assert max(ranks.weight_bytes) / total <= expected.share[tp - 2]
-    assert ranks.collectives["all_reduce"] == expected.all_reduce
-    uneven = tp == 3  # no size here is a multiple of 3: one more gather may be worth it
-    assert expected.all_gather <= ranks.collectives["all_gather"] <= expected.all_gather + uneven
+    assert max(ranks.weight_bytes) / total <= bar.share[tp - 2]
+    assert ranks.collectives.total() <= bar.collectives + (tp == 3)
 
 
 def trials(model: onnx.ModelProto, feeds: dict[str, Array]) -> Iterator[tuple[str, dict[str, Array]]]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -205,3 +206,46 @@ def test_the_prompt_is_completed(decoder: tuple[Path, onnx.ModelProto]) -> None:
     assert later["ids"].tolist() == [[4], [8]]
     assert later["mask"].shape == (2, 4)
     assert later["positions"].tolist() == [[3], [3]]
+
+
+def in_place(folder: Path) -> Manifest:
+    """The handmade decoder's manifest as if its caches held 5 tokens and were written in place."""
+    found = Manifest.read(handmade.decoder(folder / "b", 2)[0])
+    caches = {name: replace(found.inputs[name], shape=("batch", 4, 5, 6)) for name in ("past_k", "past_v")}
+    mask = replace(found.inputs["mask"], shape=("batch", 5))
+    state = tuple(replace(pair, kind="in_place") for pair in found.state)
+    return replace(found, inputs=dict(found.inputs) | caches | {"mask": mask}, state=state)
+
+
+def test_caches_in_place_keep_their_size(tmp_path: Path) -> None:
+    manifest = in_place(tmp_path)
+    made = decode.prompt(manifest, {"ids": np.array([[3, 7, 1]])})
+    assert made["past_k"].shape == (1, 4, 5, 6)
+    assert made["mask"].tolist() == [[1, 1, 1, 0, 0]]
+    for wanted in ([[1, 1, 1, 1, 0]], [[1, 1, 1, 1, 1]]):
+        made = decode.advance(manifest, made, np.array([[4]]))
+        assert made["mask"].tolist() == wanted
+    with pytest.raises(Refused) as caught:
+        decode.advance(manifest, made, np.array([[4]]))
+    assert str(caught.value) == "TP623 decoding: the caches are full after 5 tokens. Decode fewer steps"
+
+
+def test_inputs_that_nobody_drives_are_refused(decoder: tuple[Path, onnx.ModelProto]) -> None:
+    manifest = Manifest.read(decoder[0])
+    roles = {role: name for role, name in manifest.roles.items() if role != "positions"}
+    with pytest.raises(Refused) as caught:
+        decode.check_roles(replace(manifest, roles=roles), 2)
+    assert str(caught.value) == (
+        "TP623 input positions: decoding does not know how it changes from step to step. Call session.run in a loop of "
+        "your own"
+    )
+
+
+def test_a_cache_of_unknown_size_is_asked_for(decoder: tuple[Path, onnx.ModelProto]) -> None:
+    manifest = Manifest.read(decoder[0])
+    inputs = dict(manifest.inputs) | {"past_k": replace(manifest.inputs["past_k"], shape=("batch", 4, "past", "size"))}
+    with pytest.raises(Refused) as caught:
+        decode.prompt(replace(manifest, inputs=inputs), {"ids": np.array([[3]])})
+    assert str(caught.value) == (
+        "TP623 input past_k: ['batch', 4, 'past', 'size']: the size of size is not known. Give past_k with the inputs"
+    )

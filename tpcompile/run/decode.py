@@ -28,7 +28,7 @@ def greedy(runner: RankRunner, feeds: Mapping[str, Array], steps: int) -> dict[s
         Refused: TP622 no roles tokens and logits, or fewer than one step; TP623 an input that cannot be made up.
     """
     manifest = runner.manifest
-    _check_roles(manifest, steps)
+    check_roles(manifest, steps)
     whole = prompt(manifest, feeds)
     caches = {pair.input: runner.local(pair.input, whole.pop(pair.input)) for pair in manifest.state}
     produced = []
@@ -48,13 +48,35 @@ def greedy(runner: RankRunner, feeds: Mapping[str, Array], steps: int) -> dict[s
     return made | {name: runner.whole(name, value) for name, value in outputs.items() if name not in kept}
 
 
-def _check_roles(manifest: Manifest, steps: int) -> None:
+def check_roles(manifest: Manifest, steps: int) -> None:
+    """Refuse (TP622, TP623) what greedy decoding cannot drive."""
     missing = [role for role in ("tokens", "logits") if role not in manifest.roles]
     if missing:
         raise refuse("TP622", "decoding", f"the bundle names no {' and no '.join(missing)}",
                      "Compile with `--role tokens=INPUT --role logits=OUTPUT`")  # fmt: skip
+    for name in _undriven(manifest) if steps > 1 else ():
+        fact = "decoding does not know how it changes from step to step"
+        raise refuse("TP623", f"input {name}", fact, "Call session.run in a loop of your own")
     if steps < 1:
         raise refuse("TP622", "decoding", f"{steps} steps were asked for", "Ask for one or more")
+
+
+def _undriven(manifest: Manifest) -> list[str]:
+    """Inputs that must move with the tokens, but have no role that says how."""
+    driven = {*manifest.roles.values(), *(pair.input for pair in manifest.state)}
+    sequence = manifest.inputs[manifest.roles["tokens"]].shape[-1]
+    return [
+        name
+        for name, entry in manifest.inputs.items()
+        if name not in driven
+        and (sequence in entry.shape or (_capacity(manifest) is not None and entry.dtype.startswith("int")))
+    ]
+
+
+def _capacity(manifest: Manifest) -> int | str | None:
+    """The declared length of caches that are written in place, None where there are none."""
+    fixed = [manifest.inputs[pair.input].shape[pair.axis] for pair in manifest.state if pair.kind == "in_place"]
+    return fixed[0] if fixed else None
 
 
 def prompt(manifest: Manifest, feeds: Mapping[str, Array]) -> dict[str, Array]:
@@ -72,8 +94,12 @@ def prompt(manifest: Manifest, feeds: Mapping[str, Array]) -> dict[str, Array]:
         if pair.input not in made:
             made[pair.input] = _empty_cache(pair, manifest.inputs[pair.input], sizes)
     past = _past(manifest, made)
+    mask = np.ones((tokens.shape[0], past + tokens.shape[1]))
+    if _mask_is_fixed(manifest):
+        pair = next(pair for pair in manifest.state if pair.kind == "in_place")
+        mask = np.arange(made[pair.input].shape[pair.axis]) < np.full((len(tokens), 1), tokens.shape[1])
     for role, content in (
-        ("mask", np.ones((tokens.shape[0], past + tokens.shape[1]))),
+        ("mask", mask),
         ("positions", np.arange(past, past + tokens.shape[1])),
     ):
         name = manifest.roles.get(role, "")
@@ -107,6 +133,12 @@ def _empty_cache(pair: StatePair, entry: IOEntry, sizes: Mapping[str, int]) -> A
     return np.zeros([int(size) for size in shape], TYPES[entry.dtype][1])
 
 
+def _mask_is_fixed(manifest: Manifest) -> bool:
+    """Whether the mask is as long as caches that are written in place, so is filled rather than lengthened."""
+    mask = manifest.roles.get("mask", "")
+    return mask in manifest.inputs and _capacity(manifest) == manifest.inputs[mask].shape[-1]
+
+
 def _past(manifest: Manifest, feeds: Mapping[str, Array]) -> int:
     """How many tokens the caches already hold (those written in place start with none)."""
     grown = [feeds[pair.input].shape[pair.axis] for pair in manifest.state if pair.kind == "append"]
@@ -121,8 +153,24 @@ def advance(manifest: Manifest, whole: Mapping[str, Array], following: Array) ->
     keeps = not manifest.state
     made[tokens] = np.concatenate([whole[tokens], following], axis=1) if keeps else following
     if mask in made:
-        made[mask] = np.concatenate([whole[mask], np.ones_like(whole[mask][:, -1:])], axis=1)
+        made[mask] = _mask_after(whole[mask], _mask_is_fixed(manifest))
     if positions in made:
         last = whole[positions][..., -1:] + 1
         made[positions] = np.concatenate([whole[positions], last], axis=-1) if keeps else last
     return made
+
+
+def _mask_after(mask: Array, fixed: bool) -> Array:
+    """The mask with one more position seen: the one after the last, or a new one at the end.
+
+    Raises:
+        Refused: TP623 a mask of fixed length has no position left.
+    """
+    if not fixed:
+        return np.concatenate([mask, np.ones_like(mask[:, -1:])], axis=1)
+    following = mask.shape[1] - (mask[:, ::-1] != 0).argmax(axis=1)
+    if (following >= mask.shape[1]).any():
+        raise refuse("TP623", "decoding", f"the caches are full after {mask.shape[1]} tokens", "Decode fewer steps")
+    longer = mask.copy()
+    longer[np.arange(len(mask)), following] = 1
+    return longer

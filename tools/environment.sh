@@ -1,7 +1,7 @@
 # Sourced by tools/demo, tools/test, tools/check_all and .ci/run, from the root of the checkout:
 # makes .venv with what they need, once, and shows what is going on. Needs bash and Python 3.11 or newer with venv.
 
-export PIP_DISABLE_PIP_VERSION_CHECK=1
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off
 mkdir -p build
 log=$PWD/build/install.log
 

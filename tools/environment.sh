@@ -5,7 +5,9 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off
 mkdir -p build
 log=$PWD/build/install.log
 
-say() { printf '\n\033[1m%s\033[0m\n' "$*"; }
+if [ -t 1 ]; then bold=$'\033[1m' cyan=$'\033[36m' plain=$'\033[0m'; else bold='' cyan='' plain=''; fi
+
+say() { printf '\n%s%s%s\n' "$bold" "$*" "$plain"; }
 
 fail() {
     printf '%s\n' "$*" >&2

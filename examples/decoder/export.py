@@ -55,7 +55,7 @@ def export(model: torch.nn.Module, path: str) -> None:
         # a tensor of its own for each cache: the exporter takes one object given twice for one input
         [tuple(torch.zeros(batch, heads, past, size, dtype=dtype) for _ in "kv") for _ in range(layers)],
     )
-    tokens, mask, cache = {0: "batch", 1: "seq"}, {0: "batch", 1: "past_and_seq"}, {0: "batch", 2: "past"}
+    tokens, mask, cache = {0: "batch", 1: "seq"}, {0: "batch", 1: "total_seq"}, {0: "batch", 2: "past"}
     names = [f"{layer}.{part}" for layer in range(layers) for part in ("key", "value")]
     torch.onnx.export(
         DecoderStep(model).eval(),

@@ -14,6 +14,7 @@ import signal
 import socket
 import sys
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -111,6 +112,7 @@ def start() -> World:
     return world
 
 
+@cache
 def _mpi() -> Any:
     try:
         from mpi4py import MPI

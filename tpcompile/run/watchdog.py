@@ -49,7 +49,8 @@ class Board:
 
     def note(self, world: World) -> None:
         """Write down where this rank is."""
-        self.at[world.rank] = (world.step, world.joined)
+        self.at[world.rank, 0] = world.step
+        self.at[world.rank, 1] = world.joined
 
     def behind(self, world: World) -> list[tuple[int, str]]:
         """The ranks that are not as far as this one, and where they are."""
@@ -72,7 +73,7 @@ def write_board(path: str, ranks: int) -> None:
 
 def open_board(path: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     """The board in the file `path`, shared with all who open it."""
-    return np.memmap(path, np.int64, "r+").reshape(-1, 2)
+    return np.memmap(path, np.int64, "r+").reshape(-1, 2).view(np.ndarray)  # a plain array is quicker to write to
 
 
 class Watchdog:

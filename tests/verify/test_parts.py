@@ -212,7 +212,8 @@ def test_inputs_that_are_no_npz(tmp_path: Path) -> None:
     with pytest.raises(Refused) as error:
         read_inputs(tmp_path / "x.npz", open_source(decoder()))
     assert str(error.value) == (
-        f"TP503 {tmp_path / 'x.npz'}: cannot be read as an .npz file (ValueError). Write it with numpy.savez(path, **inputs)"
+        f"TP503 {tmp_path / 'x.npz'}: cannot be read as an .npz file (ValueError). "
+        "Write it with numpy.savez(path, **inputs)"
     )
 
 

@@ -217,7 +217,8 @@ def _run(
             layout.warnings.append("not followed: the ranks do not run")
             return
         if not layout.saw:
-            followed = follow(bundle, tiling, trace)
+            shapes = {key: np.shape(array) for key, array in want.items()}
+            followed = follow(bundle, tiling, trace, shapes)
             layout.faults.extend(followed.faults)
             layout.warnings.extend(f"not decided: {text}" for text in followed.undecided)
             layout.saw = f"{followed.operations - len(followed.undecided)} of {followed.operations} operations followed"

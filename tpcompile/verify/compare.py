@@ -187,8 +187,8 @@ def _declared_error(parts: list[Array], want: Array, declared: list[Any]) -> flo
     if any(other != entry for other in declared):
         return math.inf
     if "partial" in entry:
-        groups = entry["partial"] or [list(range(len(parts)))]
-        return max(relative_error(want, summed([parts[rank] for rank in group])) for group in groups)
+        group_of = {rank: group for group in entry["partial"] or [range(len(parts))] for rank in group}
+        parts = [summed([parts[other] for other in group_of[rank]]) for rank in range(len(parts))]
     if entry.get("axis") is None:
         return max(relative_error(want, part) for part in parts)
     whole = assembled(parts, entry["axis"], entry["ranges"])
@@ -202,7 +202,8 @@ def summed(parts: list[Array]) -> Array:
     total = parts[0].astype(np.float64)
     for part in parts[1:]:
         total = total + part.astype(np.float64)
-    return total.astype(parts[0].dtype)
+    with np.errstate(over="ignore"):
+        return total.astype(parts[0].dtype)
 
 
 def _ways(parts: list[Array], want: Array) -> Iterator[Array]:

@@ -176,15 +176,18 @@ def simplified(axis: Axis) -> Axis:
     return cut(*axis.flat) if axis.flat else (alike(axis.lengths) if all(size is None for size in axis.sizes) else axis)
 
 
-def divided(axis: Axis, lengths: Sequence[Sequence[int]]) -> list[Axis] | None:
-    """One axis as several, of local `lengths[rank]`: every rank must hold a box, of runs where it can; else None."""
+def divided(axis: Axis, lengths: Sequence[Sequence[int]], wanted: Sequence[int] = ()) -> list[Axis] | None:
+    """One axis as several, of local `lengths[rank]`: every rank must hold a box, of runs where it can; else None.
+
+    Where several ways fit, the one whose whole sizes are `wanted` is taken.
+    """
     tp, count = len(axis.held), len(lengths[0])
     if axis.flat is None:
         return _divided_between_factors(axis, lengths)
     size, flats = axis.flat
     if any((index < 0).any() for index in flats):
         return None
-    best: tuple[tuple[int, tuple[int, ...]], list[Axis]] | None = None
+    best: tuple[tuple[bool, int, tuple[int, ...]], list[Axis]] | None = None
     for sizes in factorizations(size, [None] * count):
         if any(sizes[at] < lengths[rank][at] for rank in range(tp) for at in range(count)):
             continue
@@ -201,7 +204,7 @@ def divided(axis: Axis, lengths: Sequence[Sequence[int]]) -> list[Axis] | None:
             break
         else:
             broken = sum(bool((np.diff(index) != 1).any()) for lines in held for index in lines)
-            rank_of_way = broken, sizes[::-1]  # few breaks, then cuts as far left as can be
+            rank_of_way = sizes != tuple(wanted), broken, sizes[::-1]  # few breaks, then cuts as far left as can be
             if best is None or rank_of_way < best[0]:
                 best = rank_of_way, [cut(sizes[at], held[at]) for at in range(count)]
     return best[1] if best else None
@@ -270,6 +273,11 @@ class Lies:
     @property
     def whole(self) -> bool:
         return self.finished and all(axis.whole for axis in self.axes)
+
+    @property
+    def settled(self) -> bool:
+        """The same on all ranks as far as its axes go: whole, or entries all alike."""
+        return self.finished and all(axis.whole or axis.alike for axis in self.axes)
 
     def __str__(self) -> str:
         parts = [f"axis {at}: {axis}" for at, axis in enumerate(self.axes) if not axis.whole]

@@ -191,6 +191,7 @@ class _Follower:
     bundle: Bundle
     tiling: Tiling
     trace: Trace
+    shapes: Mapping[str, tuple[int, ...]]
     found: Followed = field(default_factory=Followed)
 
     def value(self, name: str) -> list[Array]:
@@ -210,7 +211,7 @@ class _Follower:
         while queue and len(seen) < 40:
             now = queue.pop(0)
             state = self.found.states.get(now)
-            if isinstance(state, Lies) and state.whole and not self.stored(now):
+            if isinstance(state, Lies) and state.settled and not self.stored(now):
                 array = self.value(now)[0]
                 if array.dtype.kind == "i" and array.size == size:
                     found.append(array)
@@ -218,6 +219,10 @@ class _Follower:
                 queue.extend(name for name in made[now].input if name)
             seen.add(now)
         return found
+
+    def whole_shape(self, name: str) -> tuple[int, ...]:
+        """The shape that the source's value of that name has in the same run; () where it has none of that name."""
+        return self.shapes.get(name, self.shapes.get(name.removesuffix(".local"), ()))
 
     def start(self) -> None:
         """States of inputs, by bundle.json, and of stored tensors, by the tiling; other stored ones by comparison."""
@@ -240,6 +245,17 @@ class _Follower:
             )
             found.append(lattice.whole_value(arrays[0].shape, self.bundle.tp) if equal and name else Free.VARIES)
         return found
+
+    def sizes(self, names: list[str]) -> list[State]:
+        """Whole where all ranks have the same sizes or positions (numbers of at most one axis), else VARIES.
+
+        Other values may be equal by chance of this run's inputs: ids that are all 0, masks that are all true.
+        """
+        found = self.compared(names)
+        small = [self.value(name)[0] if name else np.zeros((1, 1)) for name in names]
+        return [
+            state if a.ndim <= 1 and a.dtype.kind == "i" else Free.VARIES for state, a in zip(found, small, strict=True)
+        ]
 
     def step(self, nodes: list[onnx.NodeProto]) -> None:
         """Follow one operation."""
@@ -264,7 +280,7 @@ class _Follower:
     ) -> list[State]:
         node, faults = nodes[0], self.found.faults
         before = len(faults)
-        site = Site(nodes, inputs, self.value, self.stored, self.asked, faults)
+        site = Site(nodes, inputs, self.value, self.stored, self.asked, self.whole_shape, faults)
         try:
             rule = RULES.get(node.op_type)
             if rule is None:
@@ -276,9 +292,9 @@ class _Follower:
         except Undecided as undecided:
             del faults[before:]
             if Free.VARIES in outer and all(
-                state is Free.VARIES or (isinstance(state, Lies) and state.whole) for state in outer
+                state is Free.VARIES or (isinstance(state, Lies) and state.settled) for state in outer
             ):
-                return self.compared(outputs)
+                return self.sizes(outputs)
             self.found.undecided.append(f"{node.op_type} {node.name or outputs[0]}: {undecided}")
             if is_collective(node):
                 return [state if isinstance(state, Lies) else Free.UNKNOWN for state in self.compared(outputs)]
@@ -337,9 +353,13 @@ def _tiled(parts: tuple[Part, ...]) -> State:
     return Lies(tuple(axes), frozenset({shares}) if None in shares else frozenset())
 
 
-def follow(bundle: Bundle, tiling: Tiling, trace: Trace) -> Followed:
-    """Follow every value from the inputs and stored tensors to the outputs, on all ranks at once."""
-    follower = _Follower(bundle, tiling, trace)
+def follow(bundle: Bundle, tiling: Tiling, trace: Trace, shapes: Mapping[str, tuple[int, ...]]) -> Followed:
+    """Follow every value from the inputs and stored tensors to the outputs, on all ranks at once.
+
+    `shapes` are those of the source's values in the same run: a Reshape of parts can often be read in several ways, of
+    which they choose one. Nothing is believed because of them: what the rule concludes must fit what is read later.
+    """
+    follower = _Follower(bundle, tiling, trace, shapes)
     made: list[Mapping[str, onnx.NodeProto]] = [
         {node.output[0]: node for node in model.graph.node} for model in bundle.ranks
     ]

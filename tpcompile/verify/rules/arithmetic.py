@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import onnx
 
 from tpcompile.verify import lattice
@@ -57,7 +59,7 @@ def matmul(site: Site) -> list[State]:
     a, b = site.lies(0), site.lies(1)
     if len(a.axes) < 2 or len(b.axes) < 2:
         raise Undecided("a vector in a MatMul")
-    batch = Site(site.nodes, [Lies(a.axes[:-2]), Lies(b.axes[:-2])], site.value, site.stored, site.asked, site.faults)
+    batch = replace(site, states=[Lies(a.axes[:-2]), Lies(b.axes[:-2])])
     lead = broadcast(batch, [0, 1]) if len(a.axes) > 2 or len(b.axes) > 2 else ()
     return [product(site, a, b, (a.axes[-1], b.axes[-2]), (*lead, a.axes[-2], b.axes[-1]))]
 
@@ -75,15 +77,10 @@ def with_bias(site: Site, result: Lies, at: int) -> Lies:
     """A product plus input `at`, broadcast from the right."""
     if not site.given(at):
         return result
-    inner = Site(
-        site.nodes, [result, site.states[at]], lambda name: site.values(at), site.stored, site.asked, site.faults
-    )
-    inner.nodes = [
-        onnx.helper.make_node(
-            site.op, [site.nodes[0].output[0], site.nodes[0].input[at]], list(node.output), site.nodes[0].name
-        )
-        for node in site.nodes
-    ]
+    nodes = []
+    for node in site.nodes:
+        nodes.append(onnx.helper.make_node("Add", [node.output[0], node.input[at]], list(node.output), node.name))
+    inner = replace(site, nodes=nodes, states=[result, site.states[at]], value=lambda name: site.values(at))
     found = add(inner)[0]
     assert isinstance(found, Lies)
     return found

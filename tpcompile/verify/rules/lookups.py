@@ -59,11 +59,19 @@ def _asked(site: Site, size: int, rows: Sequence[Array]) -> Array | None:
 
 
 def gather_nd(site: Site) -> list[State]:
-    data, index = site.lies(0), site.finished(1)
-    depth, skip = site.values(1)[0].shape[-1], site.attribute("batch_dims", 0)
+    """Stored indices of one axis select along it; others need the axes they index whole."""
+    data, index = site.lies(0), site.states[1]
+    places, skip = site.values(1), site.attribute("batch_dims", 0)
+    depth = places[0].shape[-1]
+    if depth == 1 and not skip and places[0].ndim == 2 and site.stored(site.nodes[0].input[1]):
+        axis = data.axes[0]
+        chosen = [np.where(p < 0, p + n, p).reshape(-1) for p, n in zip(places, axis.lengths, strict=True)]
+        return [moved(data, [lattice.select(axis, chosen), *data.axes[1:]])]
     for axis in data.axes[: skip + depth]:
         site.need_whole(axis, "an indexed axis")
-    return [moved(data, [*index.axes[:-1], *data.axes[skip + depth :]])]
+    if index is Free.VARIES:
+        raise Undecided("its own indices on each rank")
+    return [moved(data, [*site.finished(1).axes[:-1], *data.axes[skip + depth :]])]
 
 
 def scatter_nd(site: Site) -> list[State]:

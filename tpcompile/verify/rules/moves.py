@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from tpcompile.verify import lattice
-from tpcompile.verify.files import attribute
+from tpcompile.verify.files import Array, attribute
 from tpcompile.verify.lattice import Axis, Lies, State
 from tpcompile.verify.rules.site import Rule, Site, Undecided, broadcast, moved, summed_over
 
@@ -56,67 +57,67 @@ def unsqueeze(site: Site) -> list[State]:
 
 
 def reshape(site: Site) -> list[State]:
-    """Neighbouring axes are merged and divided in the smallest groups whose local sizes agree on all ranks."""
+    """Axes are merged and divided in the smallest groups whose sizes agree: local ones, and whole ones if known."""
     state = site.lies(0)
-    before = [axis.lengths for axis in state.axes]
-    after = list(zip(*site.shapes(), strict=True)) if site.shapes()[0] else []
+    sizes_before, sizes_after = _sizes_around(site, state)
     axes: list[Axis] = []
     i = j = 0
-    while i < len(before) or j < len(after):
-        taken, made, a, b = i, j, np.ones(site.tp, int), np.ones(site.tp, int)
+    while i < len(sizes_before) or j < len(sizes_after):
+        taken, made, a, b = i, j, np.array(1), np.array(1)
         while True:
             if i == taken or (j > made and (a < b).any()):
-                if i == len(before):
+                if i == len(sizes_before):
                     break
-                a, i = a * before[i], i + 1
+                a, i = a * sizes_before[i], i + 1
             elif j == made or (b < a).any():
-                if j == len(after):
+                if j == len(sizes_after):
                     break
-                b, j = b * after[j], j + 1
+                b, j = b * sizes_after[j], j + 1
             else:
                 break
         if i == taken or j == made:  # only ones are left on one side
             if not all(axis.unit for axis in state.axes[taken:i]):
                 raise Undecided("drops a cut axis in a Reshape")
-            axes += [lattice.whole(1, site.tp) for _ in after[made:]]
-            if any(size != 1 for sizes in after[made:] for size in sizes):
+            if any((sizes != 1).any() for sizes in sizes_after[made:]):
                 raise Undecided("a Reshape of an empty value")
+            axes += [lattice.whole(1, site.tp) for _ in sizes_after[made:]]
             break
-        axes += _regrouped(site, state.axes[taken:i], after[made:j], (taken, made))
+        axes += _regrouped(site, state.axes[taken:i], sizes_after[made:j], made)
     return [moved(state, axes)]
 
 
-def _regrouped(site: Site, group: Sequence[Axis], after: Sequence[tuple[int, ...]], at: tuple[int, int]) -> list[Axis]:
-    if len(group) == len(after) == 1:
+def _sizes_around(site: Site, state: Lies) -> tuple[list[Array], list[Array]]:
+    """Per axis before and after: its local sizes by rank and, where the source tells it of all axes, the whole size."""
+    before = [np.array(axis.lengths) for axis in state.axes]
+    after = [np.array(lengths) for lengths in zip(*site.shapes(), strict=True)]
+    told = site.whole_shape(site.nodes[0].input[0])
+    wholes = [axis.flat[0] if axis.flat else told[at] if told else 0 for at, axis in enumerate(state.axes)]
+    goal = site.whole_shape(site.nodes[0].output[0])
+    if len(goal) != len(after) or math.prod(wholes) != math.prod(goal) or 0 in wholes:
+        return before, after
+    with_whole = [[np.append(s, n) for s, n in zip(*pair, strict=True)] for pair in ((before, wholes), (after, goal))]
+    return with_whole[0], with_whole[1]
+
+
+def _regrouped(site: Site, group: Sequence[Axis], sizes: Sequence[Array], position: int) -> list[Axis]:
+    """The axes of local (and whole) `sizes`, from output axis `position` on, that a group of input axes becomes."""
+    told = len(sizes[0]) > site.tp
+    if len(group) == len(sizes) == 1:
         return list(group)
+    lengths = [[int(size[rank]) for size in sizes] for rank in range(site.tp)]
     if all(axis.whole for axis in group):
-        if len({sizes for sizes in zip(*after, strict=True)}) != 1:
+        if any(mine != lengths[0] for mine in lengths):
             raise Undecided("divides a whole axis by rank")
-        return [lattice.whole(sizes[0], site.tp) for sizes in after]
-    if (
-        len(group) > 1
-        and not group[0].unit
-        and set(group[0].lengths) == {1}
-        and len(after) == 1
-        and at[1]
-        and not _joins_right(site, at[1])
-    ):
+        return [lattice.whole(size, site.tp) for size in lengths[0]]
+    if not told and position and set(group[0].lengths) == {1} and not group[0].unit and group[1].whole:
         raise Undecided("a cut axis of one entry per rank that may merge to either side")
     one = group[0] if len(group) == 1 else lattice.merged(group)
-    if len(after) == 1:
+    if len(sizes) == 1:
         return [one]
-    found = lattice.divided(one, list(zip(*after, strict=True)))
+    found = lattice.divided(one, lengths, [int(size[-1]) for size in sizes] if told else ())
     if found is None:
-        raise Undecided(f"divides an axis that is {one} into {[list(sizes) for sizes in zip(*after, strict=True)]}")
+        raise Undecided(f"divides an axis that is {one} into {lengths}")
     return found
-
-
-def _joins_right(site: Site, position: int) -> bool:
-    """Whether the wanted shape shows the axis at `position` as the merged one (-1, a constant), not the one before."""
-    if not site.given(1):
-        return True
-    wanted = site.values(1)[0].tolist()
-    return bool(wanted[position - 1] != -1 and (wanted[position] == -1 or site.stored(site.nodes[0].input[1])))
 
 
 def flatten(site: Site) -> list[State]:

@@ -36,6 +36,7 @@ class Site:
     value: Callable[[str], list[Array]]
     stored: Callable[[str], bool]
     asked: Callable[[str, int], list[Array]]
+    whole_shape: Callable[[str], tuple[int, ...]]
     faults: list[Fault]
 
     @property

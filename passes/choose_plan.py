@@ -40,7 +40,12 @@ class ChoosePlan:
         if not work.plan.cuts_something and request.tp > 1:
             reason = "nothing in it can be cut" if not problem.classes else "cutting anything costs more than it saves"
             if request.strict:
-                raise refuse("TP302", work.source.file, f"{reason}, so every rank would run the whole model", "Leave out --strict, or use --tp 1")
+                raise refuse(
+                    "TP302",
+                    work.source.file,
+                    f"{reason}, so every rank would run the whole model",
+                    "Leave out --strict, or use --tp 1",
+                )
             work.warnings.append(f"{reason}: every rank runs the whole model")
         cut = sum(1 for group in work.plan.groups if group.axes)
         return f"{cut} of {len(work.plan.groups)} kinds of dimension cut"
@@ -59,13 +64,21 @@ def nominal_sizes(work: Compilation) -> Callable[[Sizes], int]:
     for value, names in ((tokens, ("batch", "seq")), *((pair.input, {pair.axis: "past"}) for pair in work.state)):
         if value is None or value.shape is None:
             continue
-        for axis, name in (names.items() if isinstance(names, dict) else enumerate(names)):
+        for axis, name in names.items() if isinstance(names, dict) else enumerate(names):
             symbol = value.shape[axis] if axis < len(value.shape) else None
             if isinstance(symbol, str):
                 meaning.setdefault(symbol, name)
     known = {name for name in samples.symbols if not name.startswith("#")}
     wrong = sorted(name for name in given if name not in known and name not in NOMINAL)
     if wrong:
-        raise refuse("TP107", f"--sizes {','.join(wrong)}", "the model has no such size", f"Use {', '.join([*NOMINAL, *sorted(known)][:8])}")
-    values = {symbol: given.get(symbol, given.get(meaning.get(symbol, symbol), NOMINAL.get(meaning.get(symbol, symbol), 1))) for symbol in known}
+        raise refuse(
+            "TP107",
+            f"--sizes {','.join(wrong)}",
+            "the model has no such size",
+            f"Use {', '.join([*NOMINAL, *sorted(known)][:8])}",
+        )
+    values = {
+        symbol: given.get(symbol, given.get(meaning.get(symbol, symbol), NOMINAL.get(meaning.get(symbol, symbol), 1)))
+        for symbol in known
+    }
     return lambda sizes: samples.at(sizes, values)

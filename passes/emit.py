@@ -63,7 +63,16 @@ class Emitter:
         return self.node("Unsqueeze", [x, self.integers(f"{output}.axes", list(axes))], output)
 
     def collective(
-        self, op: str, x: str, output: str, axes: tuple[int, ...], *, value: Value, shapes: Sequence[Sequence[LocalSize]], nbytes: str, because: str
+        self,
+        op: str,
+        x: str,
+        output: str,
+        axes: tuple[int, ...],
+        *,
+        value: Value,
+        shapes: Sequence[Sequence[LocalSize]],
+        nbytes: str,
+        because: str,
     ) -> str:
         """A collective over the groups of ranks that differ on sub-axes `axes`."""
         from tpcompile.graph.local import PerRank
@@ -81,7 +90,16 @@ class Emitter:
         })  # fmt: skip
         self.program.nodes.append(node)
         self.program.collectives.append(
-            CollectiveCall(node, op, value, value.dtype or "", () if everyone else tuple(map(tuple, groups)), tuple(tuple(s) for s in shapes), nbytes, because)
+            CollectiveCall(
+                node,
+                op,
+                value,
+                value.dtype or "",
+                () if everyone else tuple(map(tuple, groups)),
+                tuple(tuple(s) for s in shapes),
+                nbytes,
+                because,
+            )
         )
         return output
 

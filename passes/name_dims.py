@@ -27,7 +27,9 @@ class NameDims:
         for pair in work.state:
             if pair.input.sizes is not None and pair.output.sizes is not None:
                 growing = pair.axis if pair.kind == "append" else -1
-                ties.append((pair.input, pair.output, [axis for axis in range(len(pair.input.sizes)) if axis != growing]))
+                ties.append(
+                    (pair.input, pair.output, [axis for axis in range(len(pair.input.sizes)) if axis != growing])
+                )
         work._analysis = analyze(program, ties)
         paired = {value for pair in work.state for value in (pair.input, pair.output)}
         alone = {value for value in (*program.inputs, *program.outputs) if value not in paired and _may_be_cut(value)}
@@ -35,10 +37,19 @@ class NameDims:
         work.cut_doors = frozenset(paired | alone | shards)
         if request.strict and work.analysis.uncovered:
             found = sorted({f"{node.op} ({reason})" for node, reason in work.analysis.uncovered.items()})
-            raise refuse("TP301", work.source.file, f"{len(work.analysis.uncovered)} nodes have no rule and run whole: {', '.join(found[:5])}", "Leave out --strict to run them whole on every rank")
+            raise refuse(
+                "TP301",
+                work.source.file,
+                f"{len(work.analysis.uncovered)} nodes have no rule and run whole: {', '.join(found[:5])}",
+                "Leave out --strict to run them whole on every rank",
+            )
         return f"{len(work.analysis.relations)} nodes related, {len(work.analysis.uncovered)} run whole, {len(work.state)} caches"
 
 
 def _may_be_cut(value: Value) -> bool:
     """Caches that only come in (encoder keys and values) or only go out (a prefill graph's): by name, of three axes or more."""
-    return is_cache_name(value.name) and len(value.sizes or ()) >= 3 and (value.dtype or "").startswith(("float", "bfloat", "uint8", "int8"))
+    return (
+        is_cache_name(value.name)
+        and len(value.sizes or ()) >= 3
+        and (value.dtype or "").startswith(("float", "bfloat", "uint8", "int8"))
+    )

@@ -95,7 +95,9 @@ class Rewriter:
 
     def _at_door(self, value: Value) -> Leaves:
         """The leaves along which a graph input or output is cut: a cache along its one axis that is, everything else along none."""
-        found = self._within(self.analysis.axes[value], frozenset(self.cut.axes)) - self.analysis.conflicts.get(value, NONE)
+        found = self._within(self.analysis.axes[value], frozenset(self.cut.axes)) - self.analysis.conflicts.get(
+            value, NONE
+        )
         return found if value in self.cut_doors and found and self._placed(value, found) else NONE
 
     def _cut_of(self, value: Value) -> frozenset[int]:
@@ -109,7 +111,7 @@ class Rewriter:
 
     def _metadata(self, node: Node) -> None:
         """Shape arithmetic stays global: what does not depend on inputs is folded, `Shape` of a cut value corrected."""
-        if all(output is None or self._fixed(output) for output in node.outputs):
+        if all(output is None or (output.fixed and _folds(output)) for output in node.outputs):
             for output in node.outputs:
                 if output is not None and output.known is not None:
                     self.versions._names[output, NONE, True] = self.emitter.constant(output.name, output.known[0])
@@ -117,7 +119,12 @@ class Rewriter:
                 return
         source = node.inputs[0] if node.inputs else None
         output = node.outputs[0]
-        if node.op in ("Shape", "Size") and source is not None and output is not None and self.versions.native.get(source):
+        if (
+            node.op in ("Shape", "Size")
+            and source is not None
+            and output is not None
+            and self.versions.native.get(source)
+        ):
             self._shape_of(node, source, output)
             return
         inputs = []
@@ -125,18 +132,15 @@ class Rewriter:
             if value is None:
                 inputs.append("")
             elif node.op in ("Shape", "Size"):
-                inputs.append(self.versions.native_name(value) if value.weight is None else self._operand(node, index, NONE))
+                inputs.append(
+                    self.versions.native_name(value) if value.weight is None else self._operand(node, index, NONE)
+                )
             else:
                 inputs.append(self._operand(node, index, NONE))
         for value in node.outputs:
             if value is not None:
                 self.versions._names.pop((value, NONE, True), None)
         self._append(node, inputs, [self.versions.native_name(v) if v is not None else "" for v in node.outputs])
-
-    @staticmethod
-    def _fixed(value: Value) -> bool:
-        known = value.known
-        return known is not None and known[0].dtype.kind in "iub" and all(np.array_equal(k, known[0]) for k in known)
 
     def _shape_of(self, node: Node, source: Value, output: Value) -> None:
         """The global shape of a value that is cut: local sizes times global over local."""
@@ -156,12 +160,16 @@ class Rewriter:
         scalar = node.op == "Size"
         up = self._numbers(f"{name}.global", [[b for _, b in each] for each in ratios], scalar)
         down = self._numbers(f"{name}.held", [[a for a, _ in each] for each in ratios], scalar)
-        self.emitter.node("Div", [self.emitter.node("Mul", [local, up], self.emitter.name(f"{name}.scaled")), down], name)
+        self.emitter.node(
+            "Div", [self.emitter.node("Mul", [local, up], self.emitter.name(f"{name}.scaled")), down], name
+        )
 
     def _numbers(self, name: str, rows: Sequence[Sequence[int]], scalar: bool) -> str:
         return self.emitter.constant(name, [np.array(row[0] if scalar else row, np.int64) for row in rows])
 
-    def _operand(self, node: Node, index: int, want: Leaves, *, summed: bool = True, mask: frozenset[int] = frozenset()) -> str:
+    def _operand(
+        self, node: Node, index: int, want: Leaves, *, summed: bool = True, mask: frozenset[int] = frozenset()
+    ) -> str:
         value = node.inputs[index]
         if value is None:
             return ""
@@ -189,14 +197,24 @@ class Rewriter:
                 continue
             passes = value in passing and index in relation.linear
             held = self.versions.partial.get(value, frozenset()) if passes else frozenset()
-            mask = pending - held if relation.joint and index in relation.linear and pending else own if index in relation.once else frozenset()
-            inputs.append(self._operand(node, index, self._within(relation.inputs[index], active), summed=not passes, mask=mask))
+            mask = (
+                pending - held
+                if relation.joint and index in relation.linear and pending
+                else own
+                if index in relation.once
+                else frozenset()
+            )
+            inputs.append(
+                self._operand(node, index, self._within(relation.inputs[index], active), summed=not passes, mask=mask)
+            )
         outputs = [self.versions.native_name(v) if v is not None else "" for v in node.outputs]
         if relation.lookup is not None and own:
             self._lookup(node, relation, inputs, outputs[0])
             return
         attributes, dropped = self._patch(node, relation, inputs)
-        means = [reduced.dim for reduced in relation.reduced if reduced.mean and self.cut.only(active).leaves(reduced.dim)]
+        means = [
+            reduced.dim for reduced in relation.reduced if reduced.mean and self.cut.only(active).leaves(reduced.dim)
+        ]
         if means:
             final = outputs[0]
             outputs[0] = self.emitter.name(f"{final}.mean")
@@ -206,14 +224,27 @@ class Rewriter:
             self._append(node, inputs, outputs, attributes, dropped)
 
     def _append(
-        self, node: Node, inputs: list[str], outputs: list[str], attributes: Mapping[str, object] | None = None, dropped: frozenset[str] = frozenset()
+        self,
+        node: Node,
+        inputs: list[str],
+        outputs: list[str],
+        attributes: Mapping[str, object] | None = None,
+        dropped: frozenset[str] = frozenset(),
     ) -> None:
         renamed = {}
         for value in node.captured:
-            name = self.versions.get(value, NONE) if value.weight is None else self.versions.stored(value, self.analysis.axes[value] or [], NONE)
+            name = (
+                self.versions.get(value, NONE)
+                if value.weight is None
+                else self.versions.stored(value, self.analysis.axes[value] or [], NONE)
+            )
             if name != value.name:
                 renamed[value.name] = name
-        self.emitter.program.nodes.append(LocalNode(node.op, node.domain, node.name, inputs, outputs, dict(attributes or {}), node.origin, dropped, renamed))
+        self.emitter.program.nodes.append(
+            LocalNode(
+                node.op, node.domain, node.name, inputs, outputs, dict(attributes or {}), node.origin, dropped, renamed
+            )
+        )
 
     def _weigh(self, node: Node, means: Sequence[Dim], local: str, output: str) -> None:
         """A mean over a cut axis: each rank's mean counts by its share of the elements."""
@@ -226,7 +257,9 @@ class Rewriter:
                 share *= mine / whole
             shares.append(share)
         value = node.outputs[0]
-        self.emitter.node("Mul", [local, self.emitter.scalars(f"{output}.share", shares, value.dtype if value else None)], output)
+        self.emitter.node(
+            "Mul", [local, self.emitter.scalars(f"{output}.share", shares, value.dtype if value else None)], output
+        )
 
     def _lookup(self, node: Node, relation: Relation, inputs: Sequence[str], output: str) -> None:
         """A table of which each rank has some rows: ids outside are masked to zero, so that the sum is the lookup.
@@ -253,7 +286,11 @@ class Rewriter:
         ids = emitter.node("Sub", [ids, offset], emitter.name(f"{output}.shifted"))
         below = emitter.node("Less", [ids, zero], emitter.name(f"{output}.below"))
         inside = emitter.node("Less", [ids, count], emitter.name(f"{output}.inside"))
-        mine = emitter.node("And", [inside, emitter.node("Not", [below], emitter.name(f"{output}.above"))], emitter.name(f"{output}.mine"))
+        mine = emitter.node(
+            "And",
+            [inside, emitter.node("Not", [below], emitter.name(f"{output}.above"))],
+            emitter.name(f"{output}.mine"),
+        )
         ids = emitter.node("Where", [mine, ids, zero], emitter.name(f"{output}.safe"))
         found = emitter.name(f"{output}.found")
         self._append(node, [inputs[0], ids], [found])
@@ -297,7 +334,7 @@ class Rewriter:
         if value is None or value.known is None:
             raise ValueError(f"{node.name} has no shape")
         name = f"{node.name}.shape"
-        if self._fixed(value):
+        if value.fixed:
             rows = [[int(v) * a // b for v, (a, b) in zip(value.known[0], each, strict=True)] for each in ratios]
             return self.emitter.integers(name, rows)
         up = self._numbers(f"{name}.held", [[a for a, _ in each] for each in ratios], False)
@@ -305,12 +342,14 @@ class Rewriter:
         scaled = self.emitter.node("Mul", [self._operand(node, operand, NONE), up], self.emitter.name(f"{name}.scaled"))
         return self.emitter.node("Div", [scaled, down], self.emitter.name(name))
 
-    def _entries(self, node: Node, operand: int, length: int, rows: Sequence[Mapping[int, int]], inputs: list[str]) -> None:
+    def _entries(
+        self, node: Node, operand: int, length: int, rows: Sequence[Mapping[int, int]], inputs: list[str]
+    ) -> None:
         """Replace entries of an integer operand (a scalar where `length` is 0) by each rank's own."""
         value = node.inputs[operand] if operand < len(node.inputs) else None
         name = f"{node.name}.local.{operand}"
         dtype = numpy_dtype(value.dtype) if value is not None else np.dtype(np.int64)
-        known = value.known[0] if value is not None and value.known is not None and self._fixed(value) else None
+        known = value.known[0] if value is not None and value.known is not None and value.fixed else None
         shape = known.shape if known is not None else (length,) if length else ()
         arrays = []
         for row in rows:
@@ -333,7 +372,11 @@ class Rewriter:
         program = self.analysis.program
         for value in program.outputs:
             want = self.versions.final[value]
-            name = self.versions.stored(value, self.analysis.axes[value] or [], NONE) if value.weight is not None else self.versions.get(value, want)
+            name = (
+                self.versions.stored(value, self.analysis.axes[value] or [], NONE)
+                if value.weight is not None
+                else self.versions.get(value, want)
+            )
             if name != value.name:
                 self.emitter.node("Identity", [name], value.name)
         for value in {*program.inputs, *program.outputs}:
@@ -344,7 +387,11 @@ class Rewriter:
             if name == value.name and value.weight is None and (held or not summed):
                 place = self._placed(value, held) if held else Placed()
                 if place is not None:
-                    groups = () if summed else tuple(map(tuple, self.cut.mesh.groups(tuple(sorted(self.versions.partial[value])))))
+                    groups = (
+                        ()
+                        if summed
+                        else tuple(map(tuple, self.cut.mesh.groups(tuple(sorted(self.versions.partial[value])))))
+                    )
                     self.emitter.program.placed[name] = Placed(place.axis, place.ranges, groups)
 
     def _placed(self, value: Value, held: Leaves) -> Placed | None:
@@ -355,3 +402,8 @@ class Rewriter:
         if len(axes) != 1 or not dims[axes[0]].static:
             return None
         return Placed(axes[0], tuple(ranges_of(local.index(dims[axes[0]], rank)) for rank in range(self.cut.mesh.tp)))
+
+
+def _folds(value: Value) -> bool:
+    """Whether a known value may be stored instead of computed: whole numbers only, floats keep their own rounding."""
+    return value.known is not None and value.known[0].dtype.kind in "iub"

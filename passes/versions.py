@@ -61,10 +61,14 @@ class Versions:
         gathered = current & want
         if gathered != current:
             source, held = name, current
-            name = self._step(value, gathered, summed, lambda output: self._gather(value, source, held, gathered, output), "whole")
+            name = self._step(
+                value, gathered, summed, lambda output: self._gather(value, source, held, gathered, output), "whole"
+            )
         if gathered != want:
             source, held = name, gathered
-            name = self._step(value, want, summed, lambda output: self._slice(value, source, held, want, output), "part")
+            name = self._step(
+                value, want, summed, lambda output: self._slice(value, source, held, want, output), "part"
+            )
         return name
 
     def _step(self, value: Value, leaves_: Leaves, summed: bool, make: Callable[[str], str], suffix: str) -> str:
@@ -82,7 +86,8 @@ class Versions:
             raise ValueError(value.name)
         local = self.cut.only(want)
         parts = tuple(
-            Part(tuple(ranges_of(local.index(dim, rank)) if local.leaves(dim) else None for dim in axes)) for rank in range(self.cut.mesh.tp)
+            Part(tuple(ranges_of(local.index(dim, rank)) if local.leaves(dim) else None for dim in axes))
+            for rank in range(self.cut.mesh.tp)
         )
         zeroed = frozenset(rank for rank in range(self.cut.mesh.tp) if not self.starts(rank, mask))
         key = (value.weight.name, parts, zeroed)
@@ -134,7 +139,16 @@ class Versions:
         axes: SubAxes = tuple(sorted(self.partial[value]))
         shapes = self.shapes(value, held)
         because = self.because.get(value, "")
-        return self.emitter.collective("all_reduce", name, output, axes, value=value, shapes=shapes, nbytes=self._bytes(value, shapes[0]), because=because)
+        return self.emitter.collective(
+            "all_reduce",
+            name,
+            output,
+            axes,
+            value=value,
+            shapes=shapes,
+            nbytes=self._bytes(value, shapes[0]),
+            because=because,
+        )
 
     def _gather(self, value: Value, name: str, held: Leaves, kept: Leaves, output: str) -> str:
         """Make leaves whole, one axis after the other."""
@@ -143,7 +157,9 @@ class Versions:
         for step, axis in enumerate(todo):
             lost = (held - kept).intersection(leaves(axes[axis]))
             last = step == len(todo) - 1
-            name = self._gather_axis(value, name, axis, held, held - lost, output if last else self.emitter.name(f"{output}.{axis}"))
+            name = self._gather_axis(
+                value, name, axis, held, held - lost, output if last else self.emitter.name(f"{output}.{axis}")
+            )
             held = held - lost
         return name
 
@@ -155,7 +171,9 @@ class Versions:
         dim, rank_count, position = dims[axis], len(dims), axis
         if not dim.static:
             name, dim, position, rank_count, shapes = self._isolate(value, name, axis, held, shapes, output)
-        over: SubAxes = tuple(sorted({a for leaf in held - kept for a in self.cut.of(leaf) if leaf in set(leaves(dim))}))
+        over: SubAxes = tuple(
+            sorted({a for leaf in held - kept for a in self.cut.of(leaf) if leaf in set(leaves(dim))})
+        )
         before, after = self.cut.only(held), self.cut.only(kept)
         held_by = [before.index(dim, rank) for rank in range(mesh.tp)]
         wanted = [after.index(dim, rank) for rank in range(mesh.tp)]
@@ -164,7 +182,9 @@ class Versions:
             pads = [[0] * (2 * rank_count) for _ in range(mesh.tp)]
             for rank in range(mesh.tp):
                 pads[rank][rank_count + position] = part - len(held_by[rank])
-            name = emitter.node("Pad", [name, emitter.integers(f"{output}.pads", pads)], emitter.name(f"{output}.padded"))
+            name = emitter.node(
+                "Pad", [name, emitter.integers(f"{output}.pads", pads)], emitter.name(f"{output}.padded")
+            )
         front = [position, *(k for k in range(rank_count) if k != position)]
         if position:
             name = emitter.node("Transpose", [name], emitter.name(f"{output}.front"), perm=front)
@@ -180,10 +200,17 @@ class Versions:
         )  # fmt: skip
         if not ordered:
             done = not position and dims[axis].static
-            name = emitter.node("Gather", [name, emitter.constant(f"{output}.order", order)], output if done else emitter.name(f"{output}.ordered"), axis=0)
+            name = emitter.node(
+                "Gather",
+                [name, emitter.constant(f"{output}.order", order)],
+                output if done else emitter.name(f"{output}.ordered"),
+                axis=0,
+            )
         if position:
             back = [front.index(k) for k in range(rank_count)]
-            name = emitter.node("Transpose", [name], output if dims[axis].static else emitter.name(f"{output}.back"), perm=back)
+            name = emitter.node(
+                "Transpose", [name], output if dims[axis].static else emitter.name(f"{output}.back"), perm=back
+            )
         if not dims[axis].static:
             name = self._merge(name, position, axis, output)
         return name
@@ -199,7 +226,10 @@ class Versions:
         parts = root(dim).parts
         fixed = [part for part in parts if part.static]
         tail = bool(parts) and parts[-1].static
-        if not fixed or [part.static for part in parts] not in ([False] * (len(parts) - len(fixed)) + [True] * len(fixed), [True] * len(fixed) + [False] * (len(parts) - len(fixed))):
+        if not fixed or [part.static for part in parts] not in (
+            [False] * (len(parts) - len(fixed)) + [True] * len(fixed),
+            [True] * len(fixed) + [False] * (len(parts) - len(fixed)),
+        ):
             raise refuse("TP330", f"tensor {value.name}", f"axis {axis} mixes a cut dimension with sizes that depend on the inputs",
                          "Pin the weights that cause it whole (--pin GLOB=whole)")  # fmt: skip
         from tpcompile.dims.dim import product
@@ -216,7 +246,9 @@ class Versions:
         pieces.append(emitter.integers(f"{output}.split", split))
         if axis + 1 < count:
             pieces.append(self._cut_shape(shape, axis + 1, count, output))
-        target = emitter.node("Concat", pieces, emitter.name(f"{output}.target"), axis=0) if len(pieces) > 1 else pieces[0]
+        target = (
+            emitter.node("Concat", pieces, emitter.name(f"{output}.target"), axis=0) if len(pieces) > 1 else pieces[0]
+        )
         name = emitter.node("Reshape", [name, target], emitter.name(f"{output}.split"))
         split_shapes: list[list[LocalSize]] = []
         for rank, found in enumerate(shapes):
@@ -227,7 +259,9 @@ class Versions:
     def _cut_shape(self, shape: str, start: int, stop: int, output: str) -> str:
         emitter = self.emitter
         return emitter.node(
-            "Slice", [shape, emitter.integers(f"{output}.from", [start]), emitter.integers(f"{output}.to", [stop])], emitter.name(f"{output}.sizes")
+            "Slice",
+            [shape, emitter.integers(f"{output}.from", [start]), emitter.integers(f"{output}.to", [stop])],
+            emitter.name(f"{output}.sizes"),
         )
 
     def _merge(self, name: str, position: int, axis: int, output: str) -> str:
@@ -236,7 +270,13 @@ class Versions:
         shape = emitter.node("Shape", [name], emitter.name(f"{output}.shape"))
         pieces = [self._cut_shape(shape, 0, axis, output)] if axis else []
         pieces.append(emitter.integers(f"{output}.merged", [-1]))
-        pieces.append(emitter.node("Slice", [shape, emitter.integers(f"{output}.from", [axis + 2]), emitter.integers(f"{output}.to", [2**31])], emitter.name(f"{output}.sizes")))
+        pieces.append(
+            emitter.node(
+                "Slice",
+                [shape, emitter.integers(f"{output}.from", [axis + 2]), emitter.integers(f"{output}.to", [2**31])],
+                emitter.name(f"{output}.sizes"),
+            )
+        )
         target = emitter.node("Concat", pieces, emitter.name(f"{output}.target"), axis=0)
         return emitter.node("Reshape", [name, target], output)
 

@@ -5,7 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["Bundle", "InferenceSession", "NumbersDiffer", "RankFailed", "Refused", "TpcompileError", "compile", "load", "plan", "verify"]
+__all__ = [
+    "Bundle",
+    "InferenceSession",
+    "NumbersDiffer",
+    "RankFailed",
+    "Refused",
+    "TpcompileError",
+    "compile",
+    "load",
+    "plan",
+    "verify",
+]
 
 _WHERE = {
     "Bundle": "tpcompile.api", "compile": "tpcompile.api", "load": "tpcompile.api", "plan": "tpcompile.api", "verify": "tpcompile.api",

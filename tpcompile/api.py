@@ -47,7 +47,12 @@ class Bundle:
         """
         entry = next((entry for entry in self.manifest.ranks if entry.rank == rank), None)
         if entry is None:
-            raise refuse("TP108", f"rank {rank}", f"the bundle has ranks 0 to {len(self.manifest.ranks) - 1}", "Ask for one of them")
+            raise refuse(
+                "TP108",
+                f"rank {rank}",
+                f"the bundle has ranks 0 to {len(self.manifest.ranks) - 1}",
+                "Ask for one of them",
+            )
         proto = onnx.load(self.folder / entry.model, load_external_data=False)
         return to_kind(proto, kind, self.folder)  # type: ignore[arg-type]
 
@@ -58,7 +63,7 @@ class Bundle:
         return InferenceSession(self.folder, **options)
 
 
-def compile(  # noqa: A001 - the word for it
+def compile(
     model: Any,
     tp: int,
     out: str | Path | None = None,
@@ -113,14 +118,24 @@ def compile(  # noqa: A001 - the word for it
     target = Path(out) if out is not None else _default_target(model, tp)
     check_target(target, force)
     source = open_model(
-        model, allow_links=allow_links, example_inputs=example_inputs, input_names=input_names, output_names=output_names, dynamic=dynamic
+        model,
+        allow_links=allow_links,
+        example_inputs=example_inputs,
+        input_names=input_names,
+        output_names=output_names,
+        dynamic=dynamic,
     )
     _keep_source(source, target)
     work = _through(source, request, pipeline.PLANNING + pipeline.REWRITING, progress)
     report = None
     writing = BundleFolder(target, force)
     with writing as folder:
-        manifest = write_bundle(work, folder, None if progress is None else lambda done, total: progress("write weights", done, total), hash_data=hash_data)
+        manifest = write_bundle(
+            work,
+            folder,
+            None if progress is None else lambda done, total: progress("write weights", done, total),
+            hash_data=hash_data,
+        )
         if verify:
             from tpcompile.verify.command import verify_bundle
 
@@ -201,7 +216,9 @@ def _keep_source(source: SourceModel, target: Path) -> None:
     for file in files:
         with contextlib.suppress(ValueError):
             file.absolute().relative_to(inside)
-            raise refuse("TP109", str(target), f"the source's own file {file.name} lies in it", "Choose another output with -o")
+            raise refuse(
+                "TP109", str(target), f"the source's own file {file.name} lies in it", "Choose another output with -o"
+            )
 
 
 def weights_of(folder: Path) -> Iterator[tuple[int, int]]:

@@ -45,7 +45,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except Exception:  # the last resort: say that it is ours, and what helps us
         traceback.print_exc()
-        print(f"TP999 this is a fault of tpcompile {__version__}. Please report the lines above, with the command and, if you can, the model", file=sys.stderr)
+        print(
+            f"TP999 this is a fault of tpcompile {__version__}. Please report the lines above, with the command and, if you can, the model",
+            file=sys.stderr,
+        )
         return OUR_FAULT
 
 
@@ -55,9 +58,13 @@ def _parser(command: str) -> argparse.ArgumentParser:
     if command == "compile":
         parser.add_argument("--version", action="version", version=f"tpcompile {__version__}")
         add_model_arguments(parser)
-        parser.add_argument("-o", dest="out", type=Path, metavar="DIR", help="the folder to write (default: MODEL.tpN beside the model)")
+        parser.add_argument(
+            "-o", dest="out", type=Path, metavar="DIR", help="the folder to write (default: MODEL.tpN beside the model)"
+        )
         parser.add_argument("--force", action="store_true", help="replace a bundle that is there")
-        parser.add_argument("--verify", action="store_true", help="prove the result against the source before it appears")
+        parser.add_argument(
+            "--verify", action="store_true", help="prove the result against the source before it appears"
+        )
         parser.add_argument("--hash", action="store_true", help="add sha256 of the weight files to bundle.json")
     elif command == "plan":
         add_model_arguments(parser)
@@ -87,15 +94,43 @@ _DESCRIPTIONS = {
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that compile and plan share."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file")
-    parser.add_argument("--tp", type=int, required=True, metavar="N", help="degree of tensor parallelism: how many ranks")
-    parser.add_argument("--objective", default="balanced", metavar="balanced|memory", help="what a plan is best at (default: balanced)")
-    parser.add_argument("--pin", action="append", default=[], metavar="GLOB=KIND", help="weights by name: column, row, vocab or whole")
-    parser.add_argument("--outputs", default="whole", metavar="whole|shard", help="gather outputs (default), or leave them cut where they are")
-    parser.add_argument("--sizes", default="", metavar="batch=1,…", help="sizes that costs are computed at (default: batch=1,seq=1,past=2048)")
+    parser.add_argument(
+        "--tp", type=int, required=True, metavar="N", help="degree of tensor parallelism: how many ranks"
+    )
+    parser.add_argument(
+        "--objective", default="balanced", metavar="balanced|memory", help="what a plan is best at (default: balanced)"
+    )
+    parser.add_argument(
+        "--pin", action="append", default=[], metavar="GLOB=KIND", help="weights by name: column, row, vocab or whole"
+    )
+    parser.add_argument(
+        "--outputs",
+        default="whole",
+        metavar="whole|shard",
+        help="gather outputs (default), or leave them cut where they are",
+    )
+    parser.add_argument(
+        "--sizes",
+        default="",
+        metavar="batch=1,…",
+        help="sizes that costs are computed at (default: batch=1,seq=1,past=2048)",
+    )
     parser.add_argument("--plan", type=Path, metavar="FILE", help="follow this plan.toml")
-    parser.add_argument("--state", action="append", default=[], metavar="IN=OUT", help="a cache: input and the output that replaces it")
-    parser.add_argument("--role", action="append", default=[], metavar="ROLE=NAME", help="what an input or output is: tokens, mask, positions, logits")
-    parser.add_argument("--strict", action="store_true", help="refuse where something would run whole for want of a rule, or nothing is cut")
+    parser.add_argument(
+        "--state", action="append", default=[], metavar="IN=OUT", help="a cache: input and the output that replaces it"
+    )
+    parser.add_argument(
+        "--role",
+        action="append",
+        default=[],
+        metavar="ROLE=NAME",
+        help="what an input or output is: tokens, mask, positions, logits",
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="refuse where something would run whole for want of a rule, or nothing is cut",
+    )
     parser.add_argument("--allow-links", action="store_true", help="follow links among the model's data files")
     parser.add_argument("--json", action="store_true", help="print JSON for machines")
 
@@ -137,7 +172,14 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
         return 0
     with Progress() as progress:
         bundle = api.compile(
-            arguments.model, arguments.tp, arguments.out, force=arguments.force, verify=arguments.verify, hash_data=arguments.hash, progress=progress, **_wishes(arguments)
+            arguments.model,
+            arguments.tp,
+            arguments.out,
+            force=arguments.force,
+            verify=arguments.verify,
+            hash_data=arguments.hash,
+            progress=progress,
+            **_wishes(arguments),
         )
     if arguments.json:
         print(json.dumps(bundle_json(bundle), indent=1))

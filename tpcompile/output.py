@@ -7,7 +7,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tpcompile import __version__
-from tpcompile.bundle.manifest import CollectiveEntry, DataFile, IOEntry, Manifest, Mesh, Placement, RankEntry, SourceFile, StatePair
+from tpcompile.bundle.manifest import (
+    CollectiveEntry,
+    DataFile,
+    IOEntry,
+    Manifest,
+    Mesh,
+    Placement,
+    RankEntry,
+    SourceFile,
+    StatePair,
+)
 from tpcompile.bundle.write import require_space
 from tpcompile.graph.local import LocalWeight
 from tpcompile.graph.program import Value
@@ -23,7 +33,9 @@ SHARED_FILE = "shared.bin"
 PLAN_FILE = "plan.toml"
 
 
-def write_bundle(work: Compilation, folder: Path, progress: Callable[[int, int], None] | None = None, *, hash_data: bool = False) -> Manifest:
+def write_bundle(
+    work: Compilation, folder: Path, progress: Callable[[int, int], None] | None = None, *, hash_data: bool = False
+) -> Manifest:
     """Write all files of a bundle into an empty folder.
 
     Raises:
@@ -31,7 +43,11 @@ def write_bundle(work: Compilation, folder: Path, progress: Callable[[int, int],
     """
     local, tp = work.local, work.request.tp
     small = {weight.name: _small(weight) for weight in local.weights if _nbytes(weight) < INLINE_BYTES}
-    jobs = [WeightJob(w.name, w.weight.dtype, w.weight.shape, w.weight.source, w.parts, w.zeroed) for w in local.weights if w.name not in small]
+    jobs = [
+        WeightJob(w.name, w.weight.dtype, w.weight.shape, w.weight.source, w.parts, w.zeroed)
+        for w in local.weights
+        if w.name not in small
+    ]
     require_space(folder, stored_bytes(jobs, tp))
     rank_files = [f"rank{rank}.bin" for rank in range(tp)]
     places = write_weights(jobs, folder, rank_files, SHARED_FILE, progress)
@@ -45,7 +61,9 @@ def write_bundle(work: Compilation, folder: Path, progress: Callable[[int, int],
             if place is not None:
                 mine[name] = place
         inline = {name: inline_bytes(by_name[name], data, rank) for name, data in small.items()}
-        content = rank_model(work.source.proto, work.program, local, rank, mine, inline).SerializeToString(deterministic=True)
+        content = rank_model(work.source.proto, work.program, local, rank, mine, inline).SerializeToString(
+            deterministic=True
+        )
         name = f"model_tp{tp}_rank{rank}.onnx"
         (folder / name).write_bytes(content)
         files = sorted({place.file for place in mine.values()})
@@ -80,7 +98,8 @@ def make_manifest(work: Compilation, ranks: tuple[RankEntry, ...]) -> Manifest:
         state=tuple(StatePair(pair.input.name, pair.output.name, pair.axis, pair.kind) for pair in work.state),
         roles=work.roles,
         collectives=tuple(
-            CollectiveEntry(index, call.op, call.value.name, call.dtype, call.groups, call.nbytes, call.because) for index, call in enumerate(work.local.collectives)
+            CollectiveEntry(index, call.op, call.value.name, call.dtype, call.groups, call.nbytes, call.because)
+            for index, call in enumerate(work.local.collectives)
         ),
     )
 

@@ -22,7 +22,9 @@ class Progress:
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._live is not None:
             self._live.stop()
 
@@ -34,7 +36,14 @@ class Progress:
             from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
             from rich.progress import Progress as Bars
 
-            self._live = Bars(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+            self._live = Bars(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TimeElapsedColumn(),
+                console=Console(stderr=True),
+                transient=True,
+            )
             self._live.start()
         if self._task is None or self._task[0] != what:
             self._task = (what, self._live.add_task(what, total=max(total, 1)))

@@ -142,7 +142,9 @@ def unify(a: Dim, b: Dim) -> bool:
         return True
     if a.kind != b.kind:
         return False
-    agreed = _align_factors(factors(a), factors(b)) if a.kind == "product" else _align_segments(segments(a), segments(b))
+    agreed = (
+        _align_factors(factors(a), factors(b)) if a.kind == "product" else _align_segments(segments(a), segments(b))
+    )
     a, b = root(a), root(b)
     if agreed and a is not b and not any(leaf is a for leaf in leaves(b)):
         a.parent = b

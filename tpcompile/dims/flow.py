@@ -33,7 +33,9 @@ class PartialFlow:
         cut: the sub-axes over which a value's axes are cut: a sum pending over the same cannot pass.
     """
 
-    def __init__(self, analysis: Analysis, summed: Callable[[Node], SubAxisSet], cut: Callable[[Value], SubAxisSet]) -> None:
+    def __init__(
+        self, analysis: Analysis, summed: Callable[[Node], SubAxisSet], cut: Callable[[Value], SubAxisSet]
+    ) -> None:
         self.analysis, self.summed, self.cut = analysis, summed, cut
         self.doors = frozenset(analysis.program.outputs)
         self._certain: dict[Value, SubAxisSet] = {}
@@ -57,7 +59,11 @@ class PartialFlow:
     def alone(self, value: Value) -> bool:
         """Whether one operand reads the value: else its sum is needed more than once."""
         readers = [node for node, _ in value.consumers if node in self.analysis.relations]
-        return len(readers) == 1 and value not in self.doors and not any(value in node.captured for node, _ in value.consumers)
+        return (
+            len(readers) == 1
+            and value not in self.doors
+            and not any(value in node.captured for node, _ in value.consumers)
+        )
 
     def partial(self, value: Value) -> SubAxisSet:
         """The sub-axes over which the value is a pending sum."""
@@ -112,7 +118,11 @@ class PartialFlow:
         if not relation.joint:
             return False
         return any(
-            other is not None and other is not value and index in relation.linear and self.alone(other) and self.certain(other)
+            other is not None
+            and other is not value
+            and index in relation.linear
+            and self.alone(other)
+            and self.certain(other)
             for index, other in enumerate(reader.inputs)
         )
 
@@ -121,4 +131,9 @@ def reduced_leaves(analysis: Analysis, node: Node) -> frozenset[Dim]:
     """The leaves a node sums over and may be cut along."""
     relation = analysis.relations[node]
     blocked = analysis.blocked[node]
-    return frozenset(leaf for reduced in relation.reduced for leaf in leaves(reduced.dim) if leaf not in blocked and leaf.static and not leaf.unit)
+    return frozenset(
+        leaf
+        for reduced in relation.reduced
+        for leaf in leaves(reduced.dim)
+        if leaf not in blocked and leaf.static and not leaf.unit
+    )

@@ -22,7 +22,11 @@ class Notation:
         ellipsis: list[list[Dim]] = []
         for names, axes_of, count in (
             *((names, relation.input, k) for k, names in enumerate(self.inputs) if relation.has(k)),
-            *((names, relation.output, k) for k, names in enumerate(self.outputs) if k < len(relation.outputs) and relation.outputs[k] is not None),
+            *(
+                (names, relation.output, k)
+                for k, names in enumerate(self.outputs)
+                if k < len(relation.outputs) and relation.outputs[k] is not None
+            ),
         ):
             axes = axes_of(count)
             named = [name for name in names if name != "..."]

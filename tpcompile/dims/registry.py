@@ -1,8 +1,8 @@
 """The table of rules: which operators are understood, and how to say it in a line.
 
-    @rule("MatMul", "... m k, ... k n -> ... m n", sums="k")
-    def matmul(op):
-        "Column parallel (n) needs nothing; row parallel (k) leaves a partial sum."
+@rule("MatMul", "... m k, ... k n -> ... m n", sums="k")
+def matmul(op):
+    "Column parallel (n) needs nothing; row parallel (k) leaves a partial sum."
 """
 
 from __future__ import annotations
@@ -47,7 +47,15 @@ RULES: dict[tuple[str, str], Rule] = {}
 
 
 def rule(
-    ops: str, notation: str | None = None, *, domain: str = "", sums: str = "", whole: str = "", linear: tuple[int, ...] = (), joint: bool = False, why: str = ""
+    ops: str,
+    notation: str | None = None,
+    *,
+    domain: str = "",
+    sums: str = "",
+    whole: str = "",
+    linear: tuple[int, ...] = (),
+    joint: bool = False,
+    why: str = "",
 ) -> Callable[[Body], Body]:
     """Register the rule of one or several operators (separated by spaces).
 
@@ -68,7 +76,17 @@ def rule(
         for op in ops.split():
             if (domain, op) in RULES:
                 raise ValueError(f"{domain or 'ai.onnx'}.{op} has a rule already")
-            RULES[domain, op] = Rule(op, domain, parse(notation) if notation else None, tuple(sums.split()), tuple(whole.split()), linear, joint, body, why)
+            RULES[domain, op] = Rule(
+                op,
+                domain,
+                parse(notation) if notation else None,
+                tuple(sums.split()),
+                tuple(whole.split()),
+                linear,
+                joint,
+                body,
+                why,
+            )
         return body
 
     return register

@@ -219,7 +219,12 @@ class Relation:
         self.patches.append(LocalAttribute(name, compute, when))
 
     def local_entries(
-        self, operand: int, length: int, entries: Mapping[int, Callable[[Cut, int], int]], *when: Dim, drops: tuple[str, ...] = ()
+        self,
+        operand: int,
+        length: int,
+        entries: Mapping[int, Callable[[Cut, int], int]],
+        *when: Dim,
+        drops: tuple[str, ...] = (),
     ) -> None:
         if entries:
             self.patches.append(LocalEntries(operand, length, entries, when, drops))
@@ -245,7 +250,9 @@ class Relation:
                 why = f"{root(a)!r} and {root(b)!r} do not line up"
                 block(a, why)
                 block(b, why)
-        operands = list(zip(self.node.inputs, self.inputs, strict=True)) + list(zip(self.node.outputs, self.outputs, strict=True))
+        operands = list(zip(self.node.inputs, self.inputs, strict=True)) + list(
+            zip(self.node.outputs, self.outputs, strict=True)
+        )
         for value, axes in operands:
             if value is None or axes is None or (metadata(value) and value.producer is not self.node):
                 continue

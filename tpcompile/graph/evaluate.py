@@ -17,7 +17,17 @@ Array = npt.NDArray[Any]
 LARGEST = 4096
 """Elements above which a value is no metadata."""
 
-_DTYPES = {1: "float32", 2: "uint8", 3: "int8", 5: "int16", 6: "int32", 7: "int64", 9: "bool", 10: "float16", 11: "float64"}
+_DTYPES = {
+    1: "float32",
+    2: "uint8",
+    3: "int8",
+    5: "int16",
+    6: "int32",
+    7: "int64",
+    9: "bool",
+    10: "float16",
+    11: "float64",
+}
 
 
 class NotEvaluable(Exception):
@@ -87,7 +97,12 @@ def _slice(node: Node, x: Array, *rest: Array | None) -> Array:
         axes = rest[2] if len(rest) > 2 else None
         steps = rest[3] if len(rest) > 3 else None
     else:
-        starts, ends, axes, steps = np.array(node.attribute("starts")), np.array(node.attribute("ends")), node.attribute("axes"), None
+        starts, ends, axes, steps = (
+            np.array(node.attribute("starts")),
+            np.array(node.attribute("ends")),
+            node.attribute("axes"),
+            None,
+        )
         axes = None if axes is None else np.array(axes)
     if starts is None or ends is None:
         raise NotEvaluable("Slice")
@@ -137,7 +152,9 @@ def _reduce(function: Callable[..., Any]) -> Callable[..., Array]:
         found = _axes(node, axes)
         if found is None and node.attribute("noop_with_empty_axes", 0):
             return x
-        return np.asarray(function(x, axis=None if found is None else tuple(found), keepdims=bool(node.attribute("keepdims", 1)))).astype(x.dtype)
+        return np.asarray(
+            function(x, axis=None if found is None else tuple(found), keepdims=bool(node.attribute("keepdims", 1)))
+        ).astype(x.dtype)
 
     return reduced
 

@@ -20,7 +20,8 @@ class Value:
 
     `dtype` is the standard name ("float32", "int64", "bfloat16", …); `shape` the source's spelling of its axes
     (int, symbol, or None where unknown), None where even the rank is unknown; `sizes` one tuple of ints per axis;
-    `known` its content per sample where that is metadata (shape arithmetic), as numpy arrays.
+    `known` its content per sample where that is metadata (shape arithmetic), as numpy arrays; `varies` a mask of the
+    elements of it that depend on the inputs' sizes, even where samples happen to agree, None where none does.
     """
 
     name: str
@@ -28,10 +29,16 @@ class Value:
     shape: tuple[int | str | None, ...] | None = None
     sizes: tuple[Sizes, ...] | None = None
     known: tuple[Any, ...] | None = None
+    varies: Any = None
     producer: Node | None = None
     index: int = 0
     weight: Weight | None = None
     consumers: list[tuple[Node, int]] = field(default_factory=list)
+
+    @property
+    def fixed(self) -> bool:
+        """Whether the content is known and the same whatever the inputs."""
+        return self.known is not None and (self.varies is None or not self.varies.any())
 
     def __repr__(self) -> str:
         return f"Value({self.name!r}, {self.dtype}, {self.shape})"

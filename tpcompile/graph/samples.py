@@ -18,8 +18,12 @@ Term = tuple[str, Callable[[Mapping[str, int]], int]]
 """A size as text, and as a function of the symbols."""
 
 
-def _primes() -> Iterator[int]:
-    for n in itertools.count(5, 2):
+IMAGE = 224
+"""From where sizes of images start: convolutions and windows divide them by up to 32 several times."""
+
+
+def _primes(start: int) -> Iterator[int]:
+    for n in itertools.count(start | 1, 2):
         if all(n % d for d in range(3, math.isqrt(n) + 1, 2)):
             yield n
 
@@ -29,7 +33,7 @@ class Samples:
 
     def __init__(self, static_sizes: set[int]) -> None:
         self._static = {size for size in static_sizes if size > 1}
-        self._free = (p for p in _primes() if all(size % p for size in self._static))
+        self._used: set[int] = set()
         self.symbols: dict[str, Sizes] = {}
         self._found: dict[Sizes, Term | None] = {}
         self.forced: dict[Sizes, Sizes] = {}
@@ -68,13 +72,26 @@ class Samples:
         self.forced[computed] = fixed
         return True
 
-    def _choose(self) -> Sizes:
+    def image(self, name: str) -> None:
+        """Give a symbol that is the height or width of an image a size that survives being divided."""
+        if name not in self.symbols:
+            self.symbols[name] = self._choose(IMAGE)
+
+    def _choose(self, start: int = 5) -> Sizes:
+        """A new prime per sample, each at least twice that of the sample before: rounding to blocks must not make them agree."""
         taken = [sizes for sizes in self.symbols.values() if len(set(sizes)) > 1]
-        for _ in range(1000):
-            candidate = tuple(itertools.islice(self._free, SAMPLES))
+        for first in _primes(start):
+            found: list[int] = []
+            for _ in range(SAMPLES):
+                found.append(next(p for p in _primes(2 * found[-1] if found else first) if self._free(p)))
+            candidate = tuple(found)
             if all(self._apart(candidate, other) for other in taken):
+                self._used.update(candidate)
                 return candidate
-        raise ValueError("no sizes are left for another symbol")
+        raise AssertionError("primes do not end")
+
+    def _free(self, prime: int) -> bool:
+        return prime not in self._used and all(size % prime for size in self._static)
 
     def _apart(self, a: Sizes, b: Sizes) -> bool:
         """Whether sums and differences of two symbols stay clear of static factors and of each other."""
@@ -120,7 +137,11 @@ class Samples:
     def _search(self, sizes: Sizes) -> Term | None:
         if len(set(sizes)) == 1:
             return str(sizes[0]), lambda given: sizes[0]
-        named = {found: name for name, found in reversed(self.symbols.items()) if not name.startswith("#") and len(set(found)) > 1}
+        named = {
+            found: name
+            for name, found in reversed(self.symbols.items())
+            if not name.startswith("#") and len(set(found)) > 1
+        }
         if sizes in named:
             return named[sizes], lambda given: given.get(named[sizes], 1)
         for found, name in named.items():  # a symbol times something
@@ -128,7 +149,10 @@ class Samples:
                 rest = self._terms(tuple(size // f for size, f in zip(sizes, found, strict=True)))
                 if rest is not None:
                     text, value = rest
-                    return f"{name}*{text}" if " " not in text else f"{name}*({text})", lambda given: given.get(name, 1) * value(given)
+                    return (
+                        f"{name}*{text}" if " " not in text else f"{name}*({text})",
+                        lambda given: given.get(name, 1) * value(given),
+                    )
         for found, name in named.items():
             for more, other in named.items():
                 if all(a + b == size for a, b, size in zip(found, more, sizes, strict=True)):

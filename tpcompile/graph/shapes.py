@@ -27,10 +27,10 @@ SMALL_INTEGERS, SMALL_FLOATS = 4096, 64
 """Up to how many elements a constant is metadata that may be read."""
 
 _BROADCAST = frozenset(
-    "Add Sub Mul Div Pow Mod And Or Xor Equal Greater GreaterOrEqual Less LessOrEqual Where Max Min Mean Sum "
-    "BitwiseAnd BitwiseOr BitwiseXor PRelu".split()
+    ["Add", "Sub", "Mul", "Div", "Pow", "Mod", "And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Where", "Max", "Min", "Mean", "Sum", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "PRelu"]
 )
-_COMPARE = frozenset("And Or Xor Equal Greater GreaterOrEqual Less LessOrEqual".split())
+_MOVES = frozenset(["Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"])
+_COMPARE = frozenset(["And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"])
 
 
 class SizesDiffer(Exception):
@@ -49,7 +49,9 @@ class ShapeReport:
     warnings: list[str] = field(default_factory=list)
 
 
-def infer_shapes(program: Program, symbolic: Callable[[Samples], dict[str, tuple[str, Shape]]] | None = None) -> ShapeReport:
+def infer_shapes(
+    program: Program, symbolic: Callable[[Samples], dict[str, tuple[str, Shape]]] | None = None
+) -> ShapeReport:
     """Fill in `dtype`, `sizes` and `known` of every value of the program.
 
     `symbolic` gives shapes that another inference found, by value name; it is only called where the walk needs one.
@@ -58,6 +60,10 @@ def infer_shapes(program: Program, symbolic: Callable[[Samples], dict[str, tuple
     the shape is left unknown, and what depends on it runs whole.
     """
     samples = Samples(_static_sizes(program))
+    for value in program.inputs:
+        if len(value.shape or ()) >= 4 and all(isinstance(size, str) for size in (value.shape or ())[-2:]):
+            for size in (value.shape or ())[2:]:
+                samples.image(str(size))
     walk = _Walk(program, samples, symbolic)
     while not walk.run():
         pass
@@ -93,11 +99,13 @@ def constant_of(value: Value) -> np.ndarray[Any, Any] | None:
     return np.frombuffer(data, dtype=weight.dtype).reshape(weight.shape)
 
 
-_NUMPY = frozenset("float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool".split())
+_NUMPY = frozenset(["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"])
 
 
 class _Walk:
-    def __init__(self, program: Program, samples: Samples, symbolic: Callable[[Samples], dict[str, tuple[str, Shape]]] | None) -> None:
+    def __init__(
+        self, program: Program, samples: Samples, symbolic: Callable[[Samples], dict[str, tuple[str, Shape]]] | None
+    ) -> None:
         self.program, self.samples, self.symbolic = program, samples, symbolic
         self.cache: dict[object, list[tuple[str, tuple[int | None, ...] | None]]] = {}
         self.constants = {value.name: constant_of(value) for value in program.weights}
@@ -109,7 +117,7 @@ class _Walk:
         """Walk over all nodes; False where symbols had to be merged on the way, so that the walk must start again."""
         self.warnings.clear()
         for value in self.program.values.values():
-            value.known = None
+            value.known = value.varies = None
             if value.weight is not None:
                 value.dtype = value.weight.dtype
                 value.sizes = tuple((size,) * SAMPLES for size in value.weight.shape)
@@ -155,7 +163,9 @@ class _Walk:
             dtype, per_sample = found[0][k][0], [f[k][1] for f in found]
             self.set_output(node, output, dtype, per_sample)
 
-    def set_output(self, node: Node, output: Value, dtype: str, per_sample: Sequence[tuple[int | None, ...] | None]) -> None:
+    def set_output(
+        self, node: Node, output: Value, dtype: str, per_sample: Sequence[tuple[int | None, ...] | None]
+    ) -> None:
         first = per_sample[0]
         if first is None or any(p is None or len(p) != len(first) for p in per_sample):
             self.ask(output, dtype)
@@ -192,6 +202,8 @@ class _Walk:
             if node.op == "Size":
                 found = [np.asarray(np.prod(f), np.int64) for f in found]
             self.set_known(node.outputs[0], found)
+            differs = np.array([len(set(size)) > 1 for size in kept], bool)
+            node.outputs[0].varies = differs if node.op == "Shape" else np.asarray(differs.any())
             return True
         if node.captured or (not node.inputs and node.op != "Constant"):
             return False
@@ -212,6 +224,8 @@ class _Walk:
             if any(f.ndim != found[0].ndim for f in found):
                 return False
             self.set_known(output, found)
+            if output.known is not None:
+                output.varies = _varying(node, k, found)
         return True
 
     def set_known(self, value: Value, found: Sequence[np.ndarray[Any, Any]]) -> None:
@@ -234,7 +248,15 @@ class _Walk:
 
     def matmul(self, node: Node) -> bool:
         a, b, output = node.inputs[0], node.inputs[1], node.outputs[0]
-        if a is None or b is None or output is None or a.sizes is None or b.sizes is None or len(a.sizes) < 2 or len(b.sizes) < 2:
+        if (
+            a is None
+            or b is None
+            or output is None
+            or a.sizes is None
+            or b.sizes is None
+            or len(a.sizes) < 2
+            or len(b.sizes) < 2
+        ):
             return False
         if a.sizes[-1] != b.sizes[-2]:
             raise SizesDiffer(a.sizes[-1], b.sizes[-2])
@@ -263,12 +285,17 @@ class _Walk:
         """onnx's own shape inference of one node at one sample: (dtype, shape) per output, ("", None) where unknown."""
         unknown: list[tuple[str, tuple[int | None, ...] | None]] = [("", None)] * len(node.outputs)
         proto: onnx.NodeProto = node.origin
-        if node.captured or any(a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in proto.attribute):
+        if node.captured or any(
+            a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in proto.attribute
+        ):
             return unknown
         if any(value is not None and (value.sizes is None or value.dtype is None) for value in node.inputs):
             return unknown
         data = [None if value is None or value.known is None else value.known[sample] for value in node.inputs]
-        shapes = [None if value is None else (value.dtype, tuple(size[sample] for size in value.sizes or ())) for value in node.inputs]
+        shapes = [
+            None if value is None else (value.dtype, tuple(size[sample] for size in value.sizes or ()))
+            for value in node.inputs
+        ]
         if id(node) not in self.attributes:
             self.attributes[id(node)] = tuple(a.SerializeToString(deterministic=True) for a in proto.attribute)
         key = (node.op, node.domain, node.version, self.attributes[id(node)], tuple(shapes),
@@ -277,7 +304,9 @@ class _Walk:
             self.cache[key] = self._infer(node, shapes, data) or unknown
         return self.cache[key]
 
-    def _infer(self, node: Node, shapes: Sequence[Any], data: Sequence[Any]) -> list[tuple[str, tuple[int | None, ...] | None]] | None:
+    def _infer(
+        self, node: Node, shapes: Sequence[Any], data: Sequence[Any]
+    ) -> list[tuple[str, tuple[int | None, ...] | None]] | None:
         try:
             schema = onnx.defs.get_schema(node.op, node.version, node.domain)
         except onnx.defs.SchemaError:
@@ -295,11 +324,38 @@ class _Walk:
                 tensors[f"i{k}"] = numpy_helper.from_array(data[k])
         opsets = [helper.make_opsetid(node.domain, node.version)]
         try:
-            found = onnx.shape_inference.infer_node_outputs(schema, proto, types, tensors, opset_imports=opsets, ir_version=10)
+            found = onnx.shape_inference.infer_node_outputs(
+                schema, proto, types, tensors, opset_imports=opsets, ir_version=10
+            )
         except Exception as error:  # onnx raises several kinds; what it cannot infer runs whole
             self.warnings.append(f"onnx cannot infer {node.op} {node.name}: {str(error).splitlines()[0][:120]}")
             return None
         return [_read_type(found.get(f"o{k}")) for k in range(len(node.outputs))]
+
+
+def _varying(node: Node, output: int, found: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any] | None:
+    """Which elements of an evaluated output depend on the inputs' sizes.
+
+    Moved elements keep their mark, elementwise arithmetic joins the marks, everything else is marked whole: a quotient
+    or a remainder may agree in both samples by chance.
+    """
+    marks = [None if value is None else value.varies for value in node.inputs]
+    if all(mark is None or not mark.any() for mark in marks):
+        return None
+    if any(array.shape != found[0].shape for array in found):
+        return np.ones(found[0].shape, bool)
+    given = [None if value is None or value.known is None else value.known[0] for value in node.inputs]
+    plain = [
+        np.zeros(array.shape, bool) if mark is None else mark
+        for array, mark in zip(given, marks, strict=True)
+        if array is not None
+    ]
+    if (node.op in _MOVES and all(mark is None or not mark.any() for mark in marks[1:])) or node.op == "Concat":
+        operands = plain if node.op == "Concat" else [plain[0], *given[1:]]
+        return np.asarray(evaluate(node, operands)[output], bool)
+    if node.op in _BROADCAST:
+        return np.logical_or.reduce(np.broadcast_arrays(*plain))
+    return np.ones(found[0].shape, bool)
 
 
 def _read_type(proto: onnx.TypeProto | None) -> tuple[str, tuple[int | None, ...] | None]:

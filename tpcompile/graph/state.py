@@ -70,7 +70,9 @@ def is_cache_name(name: str) -> bool:
 def _alike(a: Value, b: Value, axis: int) -> bool:
     if a.sizes is None or b.sizes is None:
         return a.shape is not None and b.shape is not None and len(a.shape) == len(b.shape)
-    return len(a.sizes) == len(b.sizes) and all(x == y for k, (x, y) in enumerate(zip(a.sizes, b.sizes, strict=True)) if k != axis)
+    return len(a.sizes) == len(b.sizes) and all(
+        x == y for k, (x, y) in enumerate(zip(a.sizes, b.sizes, strict=True)) if k != axis
+    )
 
 
 def _growing_axis(a: Value, b: Value) -> int | None:
@@ -101,7 +103,11 @@ def _origins(output: Value) -> Iterator[tuple[Value, int, str]]:
         if node.outputs[out : out + 1] == [value] and len(node.inputs) > into and node.inputs[into] is not None:
             source = _operand(node, into)
             axis = _growing_axis(source, value)
-            yield source, axis if axis is not None and axis >= 0 else 2, "append" if axis is not None and axis >= 0 else "in_place"
+            yield (
+                source,
+                axis if axis is not None and axis >= 0 else 2,
+                "append" if axis is not None and axis >= 0 else "in_place",
+            )
 
 
 def _operand(node: Node, index: int) -> Value:
@@ -111,7 +117,9 @@ def _operand(node: Node, index: int) -> Value:
     return found
 
 
-def find_roles(program: Program, pairs: list[StatePair], given: Mapping[str, str] | None = None) -> tuple[dict[str, str], list[Fault]]:
+def find_roles(
+    program: Program, pairs: list[StatePair], given: Mapping[str, str] | None = None
+) -> tuple[dict[str, str], list[Fault]]:
     """What inputs and outputs are for: tokens, mask, positions, logits (only those that are found).
 
     tokens is the integer input that looks up the largest table; mask and positions go by name, among the other inputs
@@ -120,7 +128,12 @@ def find_roles(program: Program, pairs: list[StatePair], given: Mapping[str, str
     """
     doors = {value.name for value in (*program.inputs, *program.outputs)}
     faults = [
-        Fault("TP122", f"--role {role}={name}", f"the model has no input or output '{name}'", f"Use one of {', '.join(sorted(doors)[:8])}")
+        Fault(
+            "TP122",
+            f"--role {role}={name}",
+            f"the model has no input or output '{name}'",
+            f"Use one of {', '.join(sorted(doors)[:8])}",
+        )
         for role, name in (given or {}).items()
         if name not in doors
     ]
@@ -137,7 +150,11 @@ def find_roles(program: Program, pairs: list[StatePair], given: Mapping[str, str
             elif "position" in value.name:
                 roles.setdefault("positions", value.name)
     if "tokens" in roles:
-        plain = [v for v in program.outputs if v not in caches and (v.dtype or "").startswith(("float", "bfloat")) and not is_cache_name(v.name)]
+        plain = [
+            v
+            for v in program.outputs
+            if v not in caches and (v.dtype or "").startswith(("float", "bfloat")) and not is_cache_name(v.name)
+        ]
         last = [v for v in plain if v.sizes and len(v.sizes) >= 2 and v.sizes[-1][0] == v.sizes[-1][-1] >= best]
         named = [v for v in plain if "logit" in v.name]
         if last or named:

@@ -60,7 +60,9 @@ def _sizes(dim: object, samples: Samples) -> Sizes | None:
         return samples.symbols[text]
     try:
         tree = ast.parse(text, mode="eval").body
-        return tuple(_evaluate(tree, {name: sizes[k] for name, sizes in samples.symbols.items()}) for k in range(SAMPLES))
+        return tuple(
+            _evaluate(tree, {name: sizes[k] for name, sizes in samples.symbols.items()}) for k in range(SAMPLES)
+        )
     except (SyntaxError, ValueError, KeyError, ZeroDivisionError, RecursionError):
         return None
 
@@ -72,7 +74,13 @@ def _evaluate(tree: ast.expr, values: dict[str, int]) -> int:
         return values[tree.id]
     if isinstance(tree, ast.BinOp) and type(tree.op) in _OPERATORS:
         return _OPERATORS[type(tree.op)](_evaluate(tree.left, values), _evaluate(tree.right, values))
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in ("floor", "max", "min", "Max", "Min"):
+    if (
+        isinstance(tree, ast.Call)
+        and isinstance(tree.func, ast.Name)
+        and tree.func.id in ("floor", "max", "min", "Max", "Min")
+    ):
         numbers = [_evaluate(argument, values) for argument in tree.args]
-        return numbers[0] if tree.func.id == "floor" else max(numbers) if tree.func.id.lower() == "max" else min(numbers)
+        return (
+            numbers[0] if tree.func.id == "floor" else max(numbers) if tree.func.id.lower() == "max" else min(numbers)
+        )
     raise ValueError(ast.dump(tree))

@@ -22,7 +22,12 @@ INLINE_BYTES = 4096
 
 
 def rank_model(
-    source: onnx.ModelProto, program: Program, local: LocalProgram, rank: int, places: Mapping[str, Location], inline: Mapping[str, bytes]
+    source: onnx.ModelProto,
+    program: Program,
+    local: LocalProgram,
+    rank: int,
+    places: Mapping[str, Location],
+    inline: Mapping[str, bytes],
 ) -> onnx.ModelProto:
     """The model of one rank.
 
@@ -34,7 +39,12 @@ def rank_model(
         places: where each large stored tensor of this rank lies.
         inline: the bytes of the small ones.
     """
-    model = onnx.ModelProto(ir_version=max(source.ir_version, 8), producer_name="tpcompile", domain=source.domain, model_version=source.model_version)
+    model = onnx.ModelProto(
+        ir_version=max(source.ir_version, 8),
+        producer_name="tpcompile",
+        domain=source.domain,
+        model_version=source.model_version,
+    )
     for domain, version in program.opsets.items():
         model.opset_import.append(helper.make_opsetid(domain, version))
     model.opset_import.append(helper.make_opsetid(DOMAIN, VERSION))
@@ -58,7 +68,10 @@ def rank_model(
             graph.value_info.append(_info(name, call.dtype, call.shapes[rank]))
     if local.placed:
         graph.metadata_props.append(
-            onnx.StringStringEntryProto(key="tpcompile.placements", value=json.dumps({name: _placement(place) for name, place in sorted(local.placed.items())}))
+            onnx.StringStringEntryProto(
+                key="tpcompile.placements",
+                value=json.dumps({name: _placement(place) for name, place in sorted(local.placed.items())}),
+            )
         )
     return model
 
@@ -85,7 +98,9 @@ def _info(name: str, dtype: str, shape: Sequence[LocalSize]) -> onnx.ValueInfoPr
 
 def _stored(weight: LocalWeight, rank: int, places: Mapping[str, Location], inline: Mapping[str, bytes]) -> TensorProto:
     part = weight.parts[rank]
-    tensor = TensorProto(name=weight.name, data_type=onnx_dtype(weight.weight.dtype), dims=local_shape(weight.weight.shape, part))
+    tensor = TensorProto(
+        name=weight.name, data_type=onnx_dtype(weight.weight.dtype), dims=local_shape(weight.weight.shape, part)
+    )
     if weight.name in places:
         place = places[weight.name]
         tensor.data_location = TensorProto.EXTERNAL
@@ -124,21 +139,25 @@ def _node(node: LocalNode, rank: int) -> onnx.NodeProto:
             proto.attribute.append(helper.make_attribute(name, found))
     if node.renamed:
         for attribute in proto.attribute:
-            for graph in ([attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs)):
+            for graph in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs):
                 _rename(graph, node.renamed)
     return proto
 
 
 def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
     """Make a subgraph read captured values under other names; names it defines itself hide outer ones."""
-    own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer} | {name for node in graph.node for name in node.output}
+    own = (
+        {info.name for info in graph.input}
+        | {tensor.name for tensor in graph.initializer}
+        | {name for node in graph.node for name in node.output}
+    )
     names = {old: new for old, new in names.items() if old not in own}
     if not names:
         return
     for node in graph.node:
         node.input[:] = [names.get(name, name) for name in node.input]
         for attribute in node.attribute:
-            for inner in ([attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs)):
+            for inner in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs):
                 _rename(inner, names)
     for output in graph.output:
         output.name = names.get(output.name, output.name)

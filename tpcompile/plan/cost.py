@@ -23,11 +23,18 @@ class Prices:
     latency: float
     per_byte: float
     collectives: float = 1.0
+    caches: bool = False
+    """Whether caches count as stored bytes: in `balanced` they follow the heads, however long they get."""
 
     @classmethod
     def of(cls, objective: str, mean_product_bytes: float, tp: int) -> Prices:
         """Prices under an objective ("balanced" or "memory")."""
-        return cls(ALLREDUCE_SHARE * mean_product_bytes * (1 - 1 / tp), READS_PER_LINK_BYTE, 1.0 if objective == "balanced" else 1e-4)
+        return cls(
+            ALLREDUCE_SHARE * mean_product_bytes * (1 - 1 / tp),
+            READS_PER_LINK_BYTE,
+            1.0 if objective == "balanced" else 1e-4,
+            objective == "memory",
+        )
 
     def all_reduce(self, count: int, nbytes: int, tp: int) -> float:
         """`count` AllReduces of `nbytes` in all: a ring moves 2(N−1)/N of the bytes over each link."""

@@ -32,24 +32,58 @@ def pin_wishes(analysis: Analysis, problem: Problem, pins: Sequence[tuple[str, s
         matched = [(value, axes, nodes) for value, axes, nodes in uses if fnmatchcase(value.name, pattern)]
         if not matched:
             names = sorted({value.name for value, _, _ in uses})
-            faults.append(Fault("TP104", label, f"no weight has such a name (there are {len(names)}, such as '{names[0] if names else ''}')", "Correct the pattern, or leave the pin out"))
+            faults.append(
+                Fault(
+                    "TP104",
+                    label,
+                    f"no weight has such a name (there are {len(names)}, such as '{names[0] if names else ''}')",
+                    "Correct the pattern, or leave the pin out",
+                )
+            )
             continue
         for value, axes, nodes in matched:
             stuck = uncut_leaves(analysis, value, nodes)
             if kind == "whole":
-                groups = frozenset(problem.group_of[leaf] for dim in axes for leaf in leaves(dim) if leaf in problem.group_of and leaf not in stuck)
+                groups = frozenset(
+                    problem.group_of[leaf]
+                    for dim in axes
+                    for leaf in leaves(dim)
+                    if leaf in problem.group_of and leaf not in stuck
+                )
                 wishes.append(Wish(label, (groups,), False))
                 continue
             chosen = [dim for dim in axes if _role(analysis, dim, nodes) == kind]
             if not chosen:
                 roles = sorted({_role(analysis, dim, nodes) for dim in axes})
-                faults.append(Fault("TP104", label, f"{value.name} {list(value.weight.shape) if value.weight else []} has no such axis (its axes are {', '.join(roles)})", f"Use one of {', '.join([*roles, 'whole'])}, or leave the pin out"))
+                faults.append(
+                    Fault(
+                        "TP104",
+                        label,
+                        f"{value.name} {list(value.weight.shape) if value.weight else []} has no such axis (its axes are {', '.join(roles)})",
+                        f"Use one of {', '.join([*roles, 'whole'])}, or leave the pin out",
+                    )
+                )
                 continue
             for dim in chosen:
-                found = tuple(frozenset(problem.group_of[leaf] for leaf in inside if leaf in problem.group_of and leaf not in stuck) for inside, _ in terms(dim))
-                largest = max((leaf.size for leaf in leaves(dim) if leaf in problem.group_of and leaf not in stuck), default=0)
+                found = tuple(
+                    frozenset(
+                        problem.group_of[leaf] for leaf in inside if leaf in problem.group_of and leaf not in stuck
+                    )
+                    for inside, _ in terms(dim)
+                )
+                largest = max(
+                    (leaf.size for leaf in leaves(dim) if leaf in problem.group_of and leaf not in stuck), default=0
+                )
                 if any(not term for term in found) or largest < 2:
-                    why = next((analysis.blocked[node][leaf] for node in nodes for leaf in leaves(dim) if leaf in analysis.blocked[node]), "it stands in no dimension that can be cut")
+                    why = next(
+                        (
+                            analysis.blocked[node][leaf]
+                            for node in nodes
+                            for leaf in leaves(dim)
+                            if leaf in analysis.blocked[node]
+                        ),
+                        "it stands in no dimension that can be cut",
+                    )
                     faults.append(Fault("TP104", label, f"{value.name} cannot be cut so: {why}", "Leave the pin out"))
                     break
                 wishes.append(Wish(label, found, True))
@@ -91,11 +125,21 @@ def solve_with(solver: Solver, wishes: Sequence[Wish]) -> tuple[Choice, float]:
     of = {label: [wish for wish in wishes if wish.label == label] for label in labels}
     tp = solver.problem.mesh.tp
     alone = [label for label in labels if solver.solve(of[label]) is None]
-    faults = [Fault("TP104", label, _why_not(solver, of[label], tp), "Leave out the pin, or use another tp") for label in alone]
+    faults = [
+        Fault("TP104", label, _why_not(solver, of[label], tp), "Leave out the pin, or use another tp")
+        for label in alone
+    ]
     possible = [label for label in labels if label not in alone]
     for a, b in itertools.combinations(possible, 2):
         if solver.solve([*of[a], *of[b]]) is None:
-            faults.append(Fault("TP104", f"{a} and {b}", "they contradict each other: both would cut one tensor, or one product, over the same ranks", "Leave out one of them"))
+            faults.append(
+                Fault(
+                    "TP104",
+                    f"{a} and {b}",
+                    "they contradict each other: both would cut one tensor, or one product, over the same ranks",
+                    "Leave out one of them",
+                )
+            )
     if not faults:
         faults = [Fault("TP104", ", ".join(possible), "they contradict each other together", "Leave out one of them")]
     raise_all(faults)
@@ -113,4 +157,3 @@ def _why_not(solver: Solver, wishes: Sequence[Wish], tp: int) -> str:
                 if group in problem.forbidden:
                     return problem.forbidden[group]
     return "no plan cuts it so"
-

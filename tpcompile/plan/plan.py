@@ -47,7 +47,9 @@ class Plan:
         return bool(self.cut.axes)
 
 
-def make_plan(problem: Problem, choice: Mapping[int, SubAxes], objective: str, cost_bytes: float, reasons: Mapping[int, str]) -> Plan:
+def make_plan(
+    problem: Problem, choice: Mapping[int, SubAxes], objective: str, cost_bytes: float, reasons: Mapping[int, str]
+) -> Plan:
     """Turn a choice per group into a plan."""
     mesh = problem.mesh
     axes = {cls.leaf: choice[cls.group] for cls in problem.classes if choice.get(cls.group)}
@@ -56,14 +58,18 @@ def make_plan(problem: Problem, choice: Mapping[int, SubAxes], objective: str, c
     return Plan(mesh, objective, Cut(mesh, axes), tuple(ordered), cost_bytes)
 
 
-def _planned(problem: Problem, index: int, classes: list[DimClass], choice: Mapping[int, SubAxes], reasons: Mapping[int, str]) -> PlannedGroup:
+def _planned(
+    problem: Problem, index: int, classes: list[DimClass], choice: Mapping[int, SubAxes], reasons: Mapping[int, str]
+) -> PlannedGroup:
     mesh, axes = problem.mesh, choice.get(index, ())
     degree = mesh.degree(axes)
     size = classes[0].size
     blocks = tuple(stop - start for start, stop in (block(size, degree, k) for k in range(degree)))
     stored = sum(nbytes for key, nbytes in problem.weights.items() if index in key)
     saved = sum(
-        nbytes / mesh.degree(tuple(sorted({a for g in key - {index} for a in choice.get(g, ())}))) * (1 - max(blocks) / size)
+        nbytes
+        / mesh.degree(tuple(sorted({a for g in key - {index} for a in choice.get(g, ())})))
+        * (1 - max(blocks) / size)
         for key, nbytes in problem.weights.items()
         if index in key
     )

@@ -27,7 +27,11 @@ def item_bytes(dtype: str | None) -> float:
         return 4
     if dtype in ITEM_BYTES:
         return ITEM_BYTES[dtype]
-    digits = "".join(c for c in dtype.removeprefix("complex").removeprefix("float").removeprefix("uint").removeprefix("int")[:2] if c.isdigit())
+    digits = "".join(
+        c
+        for c in dtype.removeprefix("complex").removeprefix("float").removeprefix("uint").removeprefix("int")[:2]
+        if c.isdigit()
+    )
     return max(1, int(digits or 8) // 8)
 
 
@@ -110,7 +114,9 @@ def uncut_leaves(analysis: Analysis, value: Value, nodes: Sequence[Node]) -> set
     return found
 
 
-def build_problem(analysis: Analysis, mesh: Mesh, cut_doors: frozenset[Value], nominal: Callable[[Sizes], int]) -> Problem:
+def build_problem(
+    analysis: Analysis, mesh: Mesh, cut_doors: frozenset[Value], nominal: Callable[[Sizes], int]
+) -> Problem:
     """Collect classes, savings and collectives.
 
     Args:
@@ -138,11 +144,15 @@ def build_problem(analysis: Analysis, mesh: Mesh, cut_doors: frozenset[Value], n
     for value, axes, nodes in uses:
         stuck = uncut_leaves(analysis, value, nodes)
         for segment, size in _segments(axes):
-            problem.weights[groups_of([leaf for leaf in segment if leaf not in stuck])] += round(size * item_bytes(value.dtype))
+            problem.weights[groups_of([leaf for leaf in segment if leaf not in stuck])] += round(
+                size * item_bytes(value.dtype)
+            )
     for value in cut_doors:
         axes = analysis.axes[value]
         if axes is not None and value in analysis.program.inputs:
-            for segment, size in _segments([Dim((nominal(dim.sizes),) * len(dim.sizes)) if not dim.static else dim for dim in axes]):
+            for segment, size in _segments(
+                [Dim((nominal(dim.sizes),) * len(dim.sizes)) if not dim.static else dim for dim in axes]
+            ):
                 problem.caches[groups_of(segment)] += round(size * item_bytes(value.dtype))
     _price_measure(problem, analysis)
     _reductions(problem, analysis, groups_of, nominal)
@@ -168,7 +178,9 @@ def _group(problem: Problem, analysis: Analysis) -> None:
                             signature[leaf][node.op, side, index, axis, position] += 1
     table: dict[object, int] = {}
     for cls in problem.classes:
-        stored = Counter((value.weight.shape if value.weight else (), value.dtype, axis) for value, axis, _ in cls.places)
+        stored = Counter(
+            (value.weight.shape if value.weight else (), value.dtype, axis) for value, axis, _ in cls.places
+        )
         key = (cls.size, frozenset(signature[cls.leaf].items()), frozenset(stored.items()))
         cls.group = table.setdefault(key, len(table))
         if cls.group == len(problem.groups):
@@ -208,7 +220,11 @@ def _price_measure(problem: Problem, analysis: Analysis) -> None:
     found = []
     for node, relation in analysis.relations.items():
         if relation.reduced and relation.lookup is None:
-            stored = [_stored(weight) for value in node.inputs if value is not None and (weight := stored_behind(value)) is not None]
+            stored = [
+                _stored(weight)
+                for value in node.inputs
+                if value is not None and (weight := stored_behind(value)) is not None
+            ]
             found += [max(stored)] if stored else []
     found = [size for size in found if size * 1000 >= max(found)]  # scalars and small tables are no layers
     problem.mean_product_bytes = math.exp(sum(map(math.log, found)) / len(found)) if found else 0.0
@@ -218,21 +234,32 @@ def stored_behind(value: Value) -> Value | None:
     """The stored tensor a value is, or is made of by operators that only rearrange or decode it."""
     while value.weight is None:
         node = value.producer
-        if node is None or node.op not in ("Transpose", "Cast", "Identity", "DequantizeLinear", "Reshape", "Unsqueeze", "Squeeze") or node.inputs[0] is None:
+        if (
+            node is None
+            or node.op not in ("Transpose", "Cast", "Identity", "DequantizeLinear", "Reshape", "Unsqueeze", "Squeeze")
+            or node.inputs[0] is None
+        ):
             return None
         value = node.inputs[0]
     return value
 
 
-def _reductions(problem: Problem, analysis: Analysis, groups_of: Callable[..., frozenset[int]], nominal: Callable[[Sizes], int]) -> None:
-    summed = {node: frozenset((0,)) if groups_of(reduced_leaves(analysis, node)) else frozenset() for node in analysis.relations}
+def _reductions(
+    problem: Problem, analysis: Analysis, groups_of: Callable[..., frozenset[int]], nominal: Callable[[Sizes], int]
+) -> None:
+    summed = {
+        node: frozenset((0,)) if groups_of(reduced_leaves(analysis, node)) else frozenset()
+        for node in analysis.relations
+    }
     flow = PartialFlow(analysis, summed.__getitem__, lambda value: frozenset()).run()
     passed = {value for node in analysis.relations for value in _passing(analysis, flow.partial, node)}
     for value in flow.partial:
         if value in passed:
             continue
         groups = frozenset().union(*(groups_of(reduced_leaves(analysis, node)) for node in flow.sources[value]))
-        if groups and (value in analysis.program.outputs or any(node in analysis.relations for node, _ in value.consumers)):
+        if groups and (
+            value in analysis.program.outputs or any(node in analysis.relations for node, _ in value.consumers)
+        ):
             problem.reductions[groups] += 1
             problem.reduced_bytes[groups] += value_bytes(value, nominal)
 
@@ -241,7 +268,11 @@ def _passing(analysis: Analysis, partial: Mapping[Value, frozenset[int]], node: 
     relation = analysis.relations[node]
     if not any(output in partial for output in node.outputs if output is not None):
         return []
-    return [value for index, value in enumerate(node.inputs) if value is not None and index in relation.linear and value in partial]
+    return [
+        value
+        for index, value in enumerate(node.inputs)
+        if value is not None and index in relation.linear and value in partial
+    ]
 
 
 def value_bytes(value: Value, nominal: Callable[[Sizes], int]) -> int:
@@ -253,7 +284,11 @@ def value_bytes(value: Value, nominal: Callable[[Sizes], int]) -> int:
 
 
 def _gathers(
-    problem: Problem, analysis: Analysis, cut_doors: frozenset[Value], groups_of: Callable[..., frozenset[int]], nominal: Callable[[Sizes], int]
+    problem: Problem,
+    analysis: Analysis,
+    cut_doors: frozenset[Value],
+    groups_of: Callable[..., frozenset[int]],
+    nominal: Callable[[Sizes], int],
 ) -> None:
     for value, axes in analysis.axes.items():
         if axes is None or value.weight is not None:
@@ -283,7 +318,10 @@ def _gathers(
             for dim in axes:
                 if not dim.static and not separable(dim):
                     for leaf in needed.intersection(leaves(dim)):
-                        problem.forbidden.setdefault(problem.group_of[leaf], f"{value.name} needs it whole but mixes it with sizes that depend on inputs")
+                        problem.forbidden.setdefault(
+                            problem.group_of[leaf],
+                            f"{value.name} needs it whole but mixes it with sizes that depend on inputs",
+                        )
 
 
 def separable(dim: Dim) -> bool:
@@ -308,7 +346,11 @@ def _constraints(problem: Problem, analysis: Analysis, groups_of: Callable[..., 
                     continue
                 if value not in related:
                     related[value] = [(a, b) for a, b in product_related(axes) if a in group_of and b in group_of]
-                pairs = related[value] if axes is analysis.axes[value] else [(a, b) for a, b in product_related(axes) if a in group_of and b in group_of]
+                pairs = (
+                    related[value]
+                    if axes is analysis.axes[value]
+                    else [(a, b) for a, b in product_related(axes) if a in group_of and b in group_of]
+                )
                 for a, b in pairs:
                     if a not in blocked and b not in blocked:
                         _exclude(problem, group_of[a], group_of[b])
@@ -316,7 +358,13 @@ def _constraints(problem: Problem, analysis: Analysis, groups_of: Callable[..., 
         if relation.lookup is not None:
             problem.lookups.update(group_of[leaf] for leaf in summed)
         if summed:
-            kept = {leaf for axes in relation.outputs for dim in axes or () for leaf in leaves(dim) if leaf in group_of and leaf not in blocked}
+            kept = {
+                leaf
+                for axes in relation.outputs
+                for dim in axes or ()
+                for leaf in leaves(dim)
+                if leaf in group_of and leaf not in blocked
+            }
             for a, b in itertools.product(summed, kept):
                 _exclude(problem, group_of[a], group_of[b])
         for reduced in relation.reduced:

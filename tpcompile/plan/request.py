@@ -44,14 +44,42 @@ class Request:
     def __post_init__(self) -> None:
         faults = []
         if not 1 <= self.tp <= LARGEST_TP:
-            faults.append(Fault("TP101", f"--tp {self.tp}", "the degree of tensor parallelism is a number of ranks", f"Use 1 to {LARGEST_TP}"))
+            faults.append(
+                Fault(
+                    "TP101",
+                    f"--tp {self.tp}",
+                    "the degree of tensor parallelism is a number of ranks",
+                    f"Use 1 to {LARGEST_TP}",
+                )
+            )
         if self.objective not in OBJECTIVES:
-            faults.append(Fault("TP102", f"--objective {self.objective}", "there is no such objective", f"Use one of {', '.join(OBJECTIVES)}"))
+            faults.append(
+                Fault(
+                    "TP102",
+                    f"--objective {self.objective}",
+                    "there is no such objective",
+                    f"Use one of {', '.join(OBJECTIVES)}",
+                )
+            )
         for pattern, kind in self.pins:
             if kind not in PIN_KINDS:
-                faults.append(Fault("TP103", f"--pin {pattern}={kind}", f"'{kind}' is no way to lie", f"Use one of {', '.join(PIN_KINDS)}"))
+                faults.append(
+                    Fault(
+                        "TP103",
+                        f"--pin {pattern}={kind}",
+                        f"'{kind}' is no way to lie",
+                        f"Use one of {', '.join(PIN_KINDS)}",
+                    )
+                )
         if self.outputs not in OUTPUT_KINDS:
-            faults.append(Fault("TP105", f"--outputs {self.outputs}", "there is no such choice", f"Use one of {', '.join(OUTPUT_KINDS)}"))
+            faults.append(
+                Fault(
+                    "TP105",
+                    f"--outputs {self.outputs}",
+                    "there is no such choice",
+                    f"Use one of {', '.join(OUTPUT_KINDS)}",
+                )
+            )
         for name, size in self.sizes.items():
             if size < 1:
                 faults.append(Fault("TP106", f"--sizes {name}={size}", "a size is at least 1", f"Use {name}=1 or more"))
@@ -68,7 +96,9 @@ def read_pairs(option: str, texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, equals, value = text.rpartition("=")
         if not equals or not name or not value:
-            faults.append(Fault("TP100", f"{option} {text}", "it is not of the form NAME=VALUE", f"Write {option} NAME=VALUE"))
+            faults.append(
+                Fault("TP100", f"{option} {text}", "it is not of the form NAME=VALUE", f"Write {option} NAME=VALUE")
+            )
         else:
             found[name] = value
     raise_all(faults)
@@ -76,12 +106,19 @@ def read_pairs(option: str, texts: list[str]) -> dict[str, str]:
 
 
 def read_sizes(text: str) -> dict[str, int]:
-    """"batch=1,seq=1,past=2048" as a dictionary; raises Refused TP100 where it has another form."""
+    """ "batch=1,seq=1,past=2048" as a dictionary; raises Refused TP100 where it has another form."""
     found, faults = {}, []
     for item in filter(None, re.split(r"[,\s]+", text)):
         name, _, number = item.partition("=")
         if not name or not number.isdigit():
-            faults.append(Fault("TP100", f"--sizes {item}", "it is not of the form NAME=NUMBER", "Write --sizes batch=1,seq=1,past=2048"))
+            faults.append(
+                Fault(
+                    "TP100",
+                    f"--sizes {item}",
+                    "it is not of the form NAME=NUMBER",
+                    "Write --sizes batch=1,seq=1,past=2048",
+                )
+            )
         else:
             found[name] = int(number)
     raise_all(faults)

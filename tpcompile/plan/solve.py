@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -47,16 +48,20 @@ class _Rows:
 class Solver:
     """Holds one problem's integer program; `solve` may be called with several sets of wishes."""
 
-    def __init__(self, problem: Problem, prices: Prices, weights: Mapping[frozenset[int], float] | None = None) -> None:
+    def __init__(self, problem: Problem, prices: Prices) -> None:
         self.problem, self.prices = problem, prices
         mesh = problem.mesh
-        self.subsets = [axes for size in range(len(mesh.primes) + 1) for axes in itertools.combinations(mesh.all_axes, size)]
+        self.subsets = [
+            axes for size in range(len(mesh.primes) + 1) for axes in itertools.combinations(mesh.all_axes, size)
+        ]
         self.cost: list[float] = []
         self.integer: list[int] = []
         self.upper: list[float] = []
         self.rows = _Rows()
         self.x: dict[tuple[int, SubAxes], int] = {}
-        self.stored = weights if weights is not None else problem.weights + problem.caches
+        self.stored: Counter[frozenset[int]] = Counter(problem.weights)
+        if prices.caches:
+            self.stored += problem.caches
         self._cuts()
         self._weights()
         self._collectives()
@@ -71,7 +76,10 @@ class Solver:
     def _cuts(self) -> None:
         """One binary per group and set of sub-axes; uneven blocks pay for their largest."""
         total = sum(self.stored.values()) or 1.0
-        bytes_of = {group: sum(size for key, size in self.stored.items() if group in key) for group in range(len(self.problem.groups))}
+        bytes_of = {
+            group: sum(size for key, size in self.stored.items() if group in key)
+            for group in range(len(self.problem.groups))
+        }
         for group, classes in enumerate(self.problem.groups):
             size = classes[0].size
             stuck = group in self.problem.forbidden or (group, group) in self.problem.exclusive
@@ -121,7 +129,11 @@ class Solver:
                     self.rows.add(self.cover((a, b), axis), -np.inf, 1)
         for a_groups, b_groups in self.problem.together:
             for axis in self.problem.mesh.all_axes:
-                self.rows.add(self.cover(a_groups, axis) + [(column, -value) for column, value in self.cover(b_groups, axis)], 0, 0)
+                self.rows.add(
+                    self.cover(a_groups, axis) + [(column, -value) for column, value in self.cover(b_groups, axis)],
+                    0,
+                    0,
+                )
 
     def solve(self, wishes: Sequence[Wish] = ()) -> tuple[Choice, float] | None:
         """The cheapest choice under the wishes and its cost in bytes; None where there is none."""
@@ -139,7 +151,10 @@ class Solver:
             return {}, 0.0
         scale = max(max(self.cost), 1.0)
         entries = np.array(rows.data, dtype=float).reshape(-1, 3)
-        matrix = coo_array((entries[:, 2], (entries[:, 0].astype(int), entries[:, 1].astype(int))), shape=(len(rows.low), len(self.cost)))
+        matrix = coo_array(
+            (entries[:, 2], (entries[:, 0].astype(int), entries[:, 1].astype(int))),
+            shape=(len(rows.low), len(self.cost)),
+        )
         found = milp(
             np.array(self.cost) / scale,
             integrality=np.array(self.integer),
@@ -155,4 +170,8 @@ class Solver:
 
 def feasible(problem: Problem, mesh: Mesh, choice: Choice) -> list[tuple[int, int]]:
     """Pairs of groups that a choice cuts over one sub-axis though they cannot be."""
-    return [(a, b) for a, b in sorted(problem.exclusive) if a in choice and b in choice and (a == b or set(choice[a]) & set(choice[b]))]
+    return [
+        (a, b)
+        for a, b in sorted(problem.exclusive)
+        if a in choice and b in choice and (a == b or set(choice[a]) & set(choice[b]))
+    ]

@@ -70,7 +70,9 @@ def divide(op: Relation) -> None:
     op.broadcast(0, 1)
 
 
-@rule("And BitShift BitwiseAnd BitwiseOr BitwiseXor Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Or Pow PRelu Where Xor")
+@rule(
+    "And BitShift BitwiseAnd BitwiseOr BitwiseXor Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Or Pow PRelu Where Xor"
+)
 def broadcast(op: Relation) -> None:
     """Several operands, nonlinear in each."""
     op.broadcast(*range(len(op.node.inputs)))

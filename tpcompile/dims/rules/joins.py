@@ -56,7 +56,9 @@ def _size(dim: Dim) -> Callable[[Cut, int], int]:
     return lambda cut, rank: cut.local_size(dim, rank)
 
 
-def take(op: Relation, dim: Dim, out: Dim | None, start: int, stop: int) -> tuple[Callable[[Cut, int], int], Callable[[Cut, int], int], tuple[Dim, ...]]:
+def take(
+    op: Relation, dim: Dim, out: Dim | None, start: int, stop: int
+) -> tuple[Callable[[Cut, int], int], Callable[[Cut, int], int], tuple[Dim, ...]]:
     """Relate a static axis to the elements [start, stop) taken from it; `out` None where the axis goes (one element).
 
     Returns the local start and stop, and the dims whose cut moves them.
@@ -80,7 +82,7 @@ def slice_(op: Relation) -> None:
     """A contiguous slice of a static axis is one part of its sum; other slices need the axis whole."""
     x, y = op.input(0), op.output()
     known = [op.known(k) if op.has(k) else None for k in range(1, 5)]
-    if op.has(4) and known[3] is None or op.has(3) and known[2] is None:
+    if (op.has(4) and known[3] is None) or (op.has(3) and known[2] is None):
         raise NotCovered("its axes or steps are computed")
     count = len(known[0][0]) if known[0] is not None else len(known[2][0]) if known[2] is not None else 1
     axes = [int(a) % len(x) for a in known[2][0]] if known[2] is not None else list(range(count))
@@ -107,7 +109,9 @@ def slice_(op: Relation) -> None:
             op.local_entries(2, count, {position: stop}, *when)
 
 
-def _bounds(starts: Sequence[Sequence[int]] | None, stops: Sequence[Sequence[int]] | None, position: int, dim: Dim) -> list[tuple[int, int]] | None:
+def _bounds(
+    starts: Sequence[Sequence[int]] | None, stops: Sequence[Sequence[int]] | None, position: int, dim: Dim
+) -> list[tuple[int, int]] | None:
     """(start, stop) within the axis, per sample."""
     if starts is None or stops is None:
         return None
@@ -135,7 +139,9 @@ def pad(op: Relation) -> None:
         raise NotCovered("the padding is computed")
     which = [int(a) % len(x) for a in axes[0]] if axes is not None else list(range(len(x)))
     for axis, (dim, out) in enumerate(zip(x, y, strict=True)):
-        padded = axis in which and any(int(k[which.index(axis)]) or int(k[which.index(axis) + len(which)]) for k in known)
+        padded = axis in which and any(
+            int(k[which.index(axis)]) or int(k[which.index(axis) + len(which)]) for k in known
+        )
         if padded:
             op.whole(dim, "a padded axis")
             op.whole(out, "a padded axis")

@@ -27,14 +27,16 @@ def gather(op: Relation) -> None:
         def entry(k: int, cut: Cut, rank: int) -> int:
             return start(cut, rank) + k
 
-        op.local_entries(1, length if ids else 0, {k: (lambda cut, rank, k=k: entry(k, cut, rank)) for k in range(length)}, *when)
+        op.local_entries(
+            1, length if ids else 0, {k: (lambda cut, rank, k=k: entry(k, cut, rank)) for k in range(length)}, *when
+        )
         if ids and count > 1:
             op.whole(y[axis], "several elements picked by a constant index")
         return
     for k, dim in enumerate(ids):
         op.pair(dim, y[axis + k])
     table = op.value(0)
-    if table is not None and x[axis].static and op.known(1) is None:
+    if table is not None and x[axis].static and table.known is None:
         op.sums(x[axis])
         op.lookup = Lookup(axis)
     else:

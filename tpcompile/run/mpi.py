@@ -28,8 +28,14 @@ from tpcompile.targets.collectives import Collective
 if TYPE_CHECKING:
     from mpi4py import MPI
 
-LOCAL_SETTINGS = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm", "OMPI_MCA_osc": "^ucx"}
-"""For ranks of one machine: shared memory only, and no look for network cards, so that a start takes half the time."""
+LOCAL_SETTINGS = {
+    "OMPI_MCA_pml": "ob1",
+    "OMPI_MCA_btl": "self,sm",
+    "OMPI_MCA_osc": "^ucx",
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+}
+"""For ranks of one machine: shared memory only and no look for network cards, so that a start takes half the time;
+a rank that waits lets others have its core."""
 
 
 @dataclass

@@ -46,11 +46,11 @@ def mpirun_command(command: Sequence[str], ranks: int) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """This environment with what Open MPI needs: leave to run as root in containers, and ranks that yield when idle.
+    """This environment with leave to run as root, which containers need.
 
     Ranks must find this very package, also where it is used from a checkout that is not installed.
     """
-    made = os.environ | ROOT_SETTINGS | {"OMPI_MCA_mpi_yield_when_idle": "1"}
+    made = os.environ | ROOT_SETTINGS
     root = Path(__file__).parents[2]
     if "site-packages" not in root.parts:
         made["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))

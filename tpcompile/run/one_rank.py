@@ -23,8 +23,8 @@ CHECK_TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-6}
 """Largest difference that --check allows, relative to the largest value, by bytes of the type."""
 
 
-def end_all(world: World, error: BaseException) -> None:
-    """Say on which rank `error` came up, and end all ranks with its exit code."""
+def end_all(world: World, error: BaseException) -> int:
+    """Say on which rank `error` came up, and end all ranks with its exit code (returned where there is only one)."""
     if isinstance(error, TpcompileError):
         if isinstance(error, Refused) and world.rank != 0:
             time.sleep(1)  # all ranks refuse alike: rank 0 says it for all, and its abort ends this one
@@ -36,8 +36,10 @@ def end_all(world: World, error: BaseException) -> None:
         fault = Fault("TP612", world.place(), f"{type(error).__name__}: {error}", "All ranks end with this one")
         print(f"[rank {world.rank}] {fault}", file=sys.stderr, flush=True)
         code = FAILED
-    world.abort(code)
-    os._exit(code)
+    if world.size > 1:
+        world.abort(code)
+        os._exit(code)
+    return code
 
 
 def run_rank(arguments: argparse.Namespace, world: World) -> None:

@@ -13,12 +13,14 @@ from tpcompile.run.tensors import TYPES, Array
 
 
 def check_feeds(manifest: Manifest, feeds: Mapping[str, Array]) -> None:
-    """Refuse (TP621), all at once, inputs that are missing, unknown, or not of the model's type and shape."""
+    """Refuse (TP621), all at once, inputs that are missing, unknown, or not of the model's type and fixed sizes.
+
+    As in onnxruntime, two axes of one symbol may differ: exporters use symbols loosely.
+    """
     raise_all(Fault("TP621", f"input {name}", fact, remedy) for name, fact, remedy in _misfits(manifest, feeds))
 
 
 def _misfits(manifest: Manifest, feeds: Mapping[str, Array]) -> Iterator[tuple[str, str, str]]:
-    sizes: dict[str, tuple[int, str]] = {}
     for name in feeds.keys() - manifest.inputs.keys():
         yield name, "is no input of this model", f"It has {', '.join(manifest.inputs)}"
     for name, entry in manifest.inputs.items():
@@ -32,12 +34,8 @@ def _misfits(manifest: Manifest, feeds: Mapping[str, Array]) -> Iterator[tuple[s
             yield name, f"has shape {list(array.shape)}", wanted
             continue
         for axis, (size, declared) in enumerate(zip(array.shape, entry.shape, strict=True)):
-            if isinstance(declared, int):
-                if declared and declared != size:
-                    yield name, f"has {size} along axis {axis}", wanted
-            elif declared and sizes.setdefault(declared, (size, name))[0] != size:
-                other = f"{declared} is {sizes[declared][0]} in {sizes[declared][1]}"
-                yield name, f"has {size} along axis {axis}", f"{other}, so it must be here"
+            if isinstance(declared, int) and declared not in (0, size):  # 0: the source does not say
+                yield name, f"has {size} along axis {axis}", wanted
 
 
 def cut(array: Array, place: Placement, rank: int) -> Array:

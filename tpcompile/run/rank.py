@@ -33,6 +33,7 @@ def load(
     watchdog = Watchdog(world, timeout_s, load_timeout_s)
     watchdog.waits("the start", loading=True)
     watchdog.board = Board(world)
+    watchdog.goes_on()
     loaded: tuple[Manifest, SegmentRunner] | None = None
     failure: TpcompileError | None = None
     try:

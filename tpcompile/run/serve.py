@@ -40,7 +40,7 @@ def main() -> int:
         if world.rank == 0:
             shutil.rmtree(Path(arguments.socket).parent, ignore_errors=True)  # the caller may have been killed
     except BaseException as error:
-        end_all(world, error)
+        return end_all(world, error)
     return 0
 
 

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         one_rank.run_rank(arguments, world)
     except BaseException as error:
         # SystemExit too: a rank that leaves in silence would hang the others, and itself in MPI's own exit.
-        one_rank.end_all(world, error)
+        return one_rank.end_all(world, error)
     return 0
 
 

@@ -14,7 +14,7 @@ def multiply(site: Site) -> list[State]:
     for value, mask in ((0, 1), (1, 0)):
         if site.states[mask] is Free.VARIES and site.op == "Mul":
             if isinstance(state := site.states[value], Lies) and state.shares and _is_uniform(site.values(mask)):
-                return [state]  # a mean over uneven parts: each share counts by its size
+                return [_scaled(state, site.values(mask))]
             return [masked(site, value, [array != 0 for array in _zero_one(site.values(mask))])]
     operands = [0, 1]
     pending = [at for at in operands if not site.lies(at).finished]
@@ -28,6 +28,13 @@ def multiply(site: Site) -> list[State]:
     if pending and (lookup := site.lies(pending[0]).lookup):
         return [Lies(broadcast(site, operands), lookup=lookup)]
     return [Lies(broadcast(site, operands), site.lies(pending[0]).shares if pending else frozenset())]
+
+
+def _scaled(state: Lies, factors: list[Array]) -> Lies:
+    """A partial value times one number per rank: shares count by their size (a mean), or not at all where it is 0."""
+    kept = [bool(factor.any()) for factor in factors]
+    shares = (tuple(term if keep else None for term, keep in zip(terms, kept, strict=True)) for terms in state.shares)
+    return Lies(state.axes, frozenset(shares), state.reduce)
 
 
 def _is_uniform(arrays: list[Array]) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +11,7 @@ from tpcompile.errors import refuse
 from tpcompile.graph.program import Sizes
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.cost import Prices
+from tpcompile.plan.explain import reasons_left_whole
 from tpcompile.plan.pins import pin_wishes, solve_with
 from tpcompile.plan.plan import make_plan
 from tpcompile.plan.planfile import read_choice
@@ -32,11 +33,14 @@ class ChoosePlan:
         problem = work._problem = build_problem(work.analysis, Mesh(request.tp), work.cut_doors, nominal_sizes(work))
         prices = Prices.of(request.objective, problem.mean_product_bytes, request.tp)
         solver = Solver(problem, prices)
+        wishes = pin_wishes(work.analysis, problem, request.pins)
         if request.plan is not None:
-            choice, cost = read_choice(request.plan, problem), 0.0
+            choice = read_choice(request.plan, problem)
+            reasons: Mapping[int, str] = {}
         else:
-            choice, cost = solve_with(solver, pin_wishes(work.analysis, problem, request.pins))
-        work._plan = make_plan(problem, choice, request.objective, cost, {})
+            choice, cost = solve_with(solver, wishes)
+            reasons = reasons_left_whole(solver, choice, cost, wishes)
+        work._plan = make_plan(problem, choice, request.objective, reasons)
         if not work.plan.cuts_something and request.tp > 1:
             reason = "nothing in it can be cut" if not problem.classes else "cutting anything costs more than it saves"
             if request.strict:
@@ -61,13 +65,11 @@ def nominal_sizes(work: Compilation) -> Callable[[Sizes], int]:
     given = dict(work.request.sizes)
     meaning: dict[str, str] = {}
     tokens = next((value for value in program.inputs if value.name == work.roles.get("tokens")), None)
-    for value, names in ((tokens, ("batch", "seq")), *((pair.input, {pair.axis: "past"}) for pair in work.state)):
-        if value is None or value.shape is None:
-            continue
-        for axis, name in names.items() if isinstance(names, dict) else enumerate(names):
-            symbol = value.shape[axis] if axis < len(value.shape) else None
-            if isinstance(symbol, str):
-                meaning.setdefault(symbol, name)
+    axes = [(tokens, 0, "batch"), (tokens, 1, "seq"), *((pair.input, pair.axis, "past") for pair in work.state)]
+    for value, axis, name in axes:
+        symbol = value.shape[axis] if value is not None and value.shape and axis < len(value.shape) else None
+        if isinstance(symbol, str):
+            meaning.setdefault(symbol, name)
     known = {name for name in samples.symbols if not name.startswith("#")}
     wrong = sorted(name for name in given if name not in known and name not in NOMINAL)
     if wrong:

@@ -19,6 +19,9 @@ class InferShapes:
     def run(self, work: Compilation) -> str:
         report = infer_shapes(work.program, lambda samples: symbolic_shapes(work.source, samples))
         work._samples = report.samples
-        work.warnings += report.warnings
         unknown = sum(value.sizes is None for value in work.program.values.values())
+        if unknown:
+            work.warnings.append(
+                f"the shapes of {unknown} values are unknown, so what computes them runs whole on every rank"
+            )
         return f"{len(work.program.values)} values" + (f", {unknown} of unknown shape" if unknown else "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -36,14 +37,21 @@ class NameDims:
         shards = set(program.outputs) if request.outputs == "shard" else set()
         work.cut_doors = frozenset(paired | alone | shards)
         if request.strict and work.analysis.uncovered:
-            found = sorted({f"{node.op} ({reason})" for node, reason in work.analysis.uncovered.items()})
+            forms = sorted({f"{node.op} ({reason})" for node, reason in work.analysis.uncovered.items()})
             raise refuse(
                 "TP301",
                 work.source.file,
-                f"{len(work.analysis.uncovered)} nodes have no rule and run whole: {', '.join(found[:5])}",
+                f"{len(work.analysis.uncovered)} nodes have no rule and run whole: {', '.join(forms[:5])}",
                 "Leave out --strict to run them whole on every rank",
             )
-        return f"{len(work.analysis.relations)} nodes related, {len(work.analysis.uncovered)} run whole, {len(work.state)} caches"
+        whole = Counter(node.op for node in work.analysis.uncovered)
+        if whole:
+            found = ", ".join(f"{count} {op}" for op, count in whole.most_common(6))
+            others = f" and {len(whole) - 6} kinds more" if len(whole) > 6 else ""
+            work.warnings.append(
+                f"{sum(whole.values())} nodes run whole on every rank, for want of a rule: {found}{others}"
+            )
+        return f"{len(work.analysis.relations)} nodes related, {len(work.state)} caches"
 
 
 def _may_be_cut(value: Value) -> bool:

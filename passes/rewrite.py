@@ -20,7 +20,6 @@ from tpcompile.graph.local import LocalNode, LocalProgram, PerRank, Placed
 from tpcompile.graph.program import Node, Sizes, Value
 from tpcompile.passes.emit import Emitter, numpy_dtype
 from tpcompile.passes.versions import NONE, Leaves, Versions
-from tpcompile.weights.ranges import ranges_of
 
 
 @dataclass
@@ -88,10 +87,10 @@ class Rewriter:
         for value in self.analysis.program.inputs:
             self.versions.native[value] = self._at_door(value)
         for node, active in self.active.items():
-            for value in node.outputs:
-                if value is not None:
-                    self.versions.native[value] = self._within(self.analysis.axes[value], active)
-                    self.versions.because[value] = self.because(node)
+            for output in node.outputs:
+                if output is not None:
+                    self.versions.native[output] = self._within(self.analysis.axes[output], active)
+                    self.versions.because[output] = self.because(node)
 
     def _at_door(self, value: Value) -> Leaves:
         """The leaves along which a graph input or output is cut: a cache along its one axis that is, everything else along none."""
@@ -401,7 +400,8 @@ class Rewriter:
         dims = self.analysis.axes[value] or []
         if len(axes) != 1 or not dims[axes[0]].static:
             return None
-        return Placed(axes[0], tuple(ranges_of(local.index(dims[axes[0]], rank)) for rank in range(self.cut.mesh.tp)))
+        found = [self.versions.ranges(dims[axes[0]], held, rank) for rank in range(self.cut.mesh.tp)]
+        return Placed(axes[0], tuple(ranges for ranges in found if ranges is not None))
 
 
 def _folds(value: Value) -> bool:

@@ -14,7 +14,7 @@ from tpcompile.errors import refuse
 from tpcompile.graph.local import LocalSize, LocalWeight
 from tpcompile.graph.program import Sizes, Value
 from tpcompile.passes.emit import Emitter
-from tpcompile.weights.ranges import Part, ranges_of
+from tpcompile.weights.ranges import Part, Ranges, ranges_of
 
 Leaves = frozenset[Dim]
 NONE: Leaves = frozenset()
@@ -39,6 +39,9 @@ class Versions:
     because: dict[Value, str] = field(default_factory=dict)
     _names: dict[tuple[Value, Leaves, bool], str] = field(default_factory=dict)
     _weights: dict[object, str] = field(default_factory=dict)
+    _quick: dict[tuple[Value, Leaves, frozenset[int]], str] = field(default_factory=dict)
+    _stored: set[Value] = field(default_factory=set)
+    _ranges: dict[tuple[Dim, Leaves, int], Ranges] = field(default_factory=dict)
 
     def native_name(self, value: Value) -> str:
         """The name of the value as its node makes it."""
@@ -84,18 +87,30 @@ class Versions:
         """The part of a stored tensor cut along `want`; zeros except where the coordinate on all of `mask` is 0."""
         if value.weight is None:
             raise ValueError(value.name)
-        local = self.cut.only(want)
-        parts = tuple(
-            Part(tuple(ranges_of(local.index(dim, rank)) if local.leaves(dim) else None for dim in axes))
-            for rank in range(self.cut.mesh.tp)
-        )
+        quick = (value, want, mask)
+        shared = axes is self.analysis.axes[value]
+        if shared and quick in self._quick:
+            return self._quick[quick]
+        parts = tuple(Part(tuple(self.ranges(dim, want, rank) for dim in axes)) for rank in range(self.cut.mesh.tp))
         zeroed = frozenset(rank for rank in range(self.cut.mesh.tp) if not self.starts(rank, mask))
         key = (value.weight.name, parts, zeroed)
         if key not in self._weights:
-            first = not any(k[0] == value.weight.name for k in self._weights if isinstance(k, tuple))
-            self._weights[key] = value.name if first else self.emitter.name(value.name)
+            self._weights[key] = self.emitter.name(value.name) if value in self._stored else value.name
+            self._stored.add(value)
             self.emitter.program.weights.append(LocalWeight(self._weights[key], value.weight, parts, zeroed))
+        if shared:
+            self._quick[quick] = self._weights[key]
         return self._weights[key]
+
+    def ranges(self, dim: Dim, held: Leaves, rank: int) -> Ranges | None:
+        """What a rank holds of an axis cut along `held`, None where that is all of it."""
+        local = self.cut.only(held)
+        if not local.leaves(dim):
+            return None
+        key = (root(dim), held, rank)
+        if key not in self._ranges:
+            self._ranges[key] = ranges_of(local.index(dim, rank))
+        return self._ranges[key]
 
     def starts(self, rank: int, axes: frozenset[int]) -> bool:
         """Whether a rank is the first of its group over `axes`: what is added once is added there."""

@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
 
 from tpcompile.api import Bundle
 from tpcompile.passes.compilation import Compilation
+from tpcompile.plan.explain import bytes_text, holding
+from tpcompile.plan.plan import PlannedGroup
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
 
 
 class Progress:
@@ -51,18 +62,146 @@ class Progress:
 
 
 def print_plan(work: Compilation) -> None:
-    print(plan_json(work))
+    """The plan on stdout: what each rank holds, what is cut, what stays whole and why."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    held = holding(work.analysis, work.problem, work.plan.cut)
+    plan = work.plan
+    console.print(
+        f"[bold]{escape(work.source.file)}[/] on {plan.mesh.tp} ranks: {bytes_text(held.source_bytes)} of weights, "
+        f"{bytes_text(max(held.rank_bytes))} on the largest rank ({max(held.rank_bytes) / max(held.source_bytes, 1):.0%})"
+    )
+    counts = collective_counts(work)
+    console.print(f"{counts['all_reduce']} AllReduce and {counts['all_gather']} AllGather a run\n")
+    _print_groups(console, [group for group in plan.groups if group.axes])
+    left = [group for group in plan.groups if not group.axes and group.stored_bytes]
+    if left:
+        table = _table("left whole", "size", "weights", "why")
+        for group in left[:SHOWN]:
+            table.add_row(_name(group), str(group.size), bytes_text(group.stored_bytes), escape(group.reason))
+        console.print(table)
+        if len(left) > SHOWN:
+            console.print(f"… and {len(left) - SHOWN} smaller ones\n")
+    if held.whole:
+        table = _table("weights whole on every rank", "", "why")
+        for found in held.whole[:SHOWN]:
+            more = f" and {len(found.names) - 1} more" if len(found.names) > 1 else ""
+            table.add_row(escape(found.names[0]) + more, bytes_text(found.nbytes), escape(found.reason))
+        console.print(table)
+    _print_notes(console, work.warnings)
+
+
+SHOWN = 12
 
 
 def print_bundle(bundle: Bundle) -> None:
-    print(f"{bundle.folder}: {len(bundle.manifest.ranks)} ranks, {len(bundle.manifest.collectives)} collectives a run")
-    for warning in bundle.warnings:
-        print(f"note: {warning}")
+    """What a compile wrote, on stdout."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    manifest, plan = bundle.manifest, bundle.plan
+    ranks = len(manifest.ranks)
+    if plan is not None and plan.cuts_something:
+        _print_groups(console, [group for group in plan.groups if group.axes])
+    ops = Counter(call.op for call in manifest.collectives)
+    calls = ", ".join(f"{count} {name}" for name, count in sorted(ops.items())) or "no collectives"
+    console.print(f"[bold]{escape(str(bundle.folder))}[/]  {ranks} rank{'s' if ranks > 1 else ''}, {calls} a run")
+    for entry in manifest.ranks[:SHOWN]:
+        files = " + ".join(f"{data.file} ({bytes_text(data.bytes)})" for data in entry.data)
+        console.print(f"  rank {entry.rank}  {entry.model}" + (f"  {files}" if files else ""))
+    if ranks > SHOWN:
+        console.print(f"  … and {ranks - SHOWN} more")
+    if bundle.report is not None:
+        name, error, limit = max((trial.worst for trial in bundle.report.trials), key=lambda worst: worst[1] / worst[2])
+        console.print(f"[green]verified[/]: largest relative error {error:.1e} ({escape(name)}), {limit:.1e} allowed")
+    _print_notes(console, bundle.warnings)
+    console.print(f"run it: tpcompile run {escape(str(bundle.folder))} --inputs x.npz --outputs y.npz")
+
+
+def _print_notes(console: Console, notes: Sequence[str]) -> None:
+    for note in notes[:SHOWN]:
+        console.print(f"[yellow]note[/]: {escape(note)}")
+    if len(notes) > SHOWN:
+        console.print(f"[yellow]note[/]: and {len(notes) - SHOWN} more")
+
+
+def _print_groups(console: Console, groups: Sequence[PlannedGroup]) -> None:
+    table = _table("cut", "size", "parts", "saves a rank", "causes")
+    for group in groups:
+        causes = [
+            f"{count} {name}"
+            for count, name in ((group.all_reduces, "AllReduce"), (group.all_gathers, "AllGather"))
+            if count
+        ]
+        table.add_row(
+            _name(group), str(group.size), _parts(group), bytes_text(group.saved_bytes), ", ".join(causes) or "nothing"
+        )
+    console.print(table)
+
+
+def _name(group: PlannedGroup) -> str:
+    return escape(group.name) + (f"  ×{group.count}" if group.count > 1 else "")
+
+
+def _parts(group: PlannedGroup) -> str:
+    """ "4 of 128", or the sizes where they differ: "4, 4, 3, 3"."""
+    if len(set(group.blocks)) == 1:
+        return f"{group.degree} of {group.blocks[0]}"
+    if len(group.blocks) <= 4:
+        return ", ".join(map(str, group.blocks))
+    return f"{group.degree} of {group.blocks[-1]} or {group.blocks[0]}"
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for position, column in enumerate(columns):
+        table.add_column(column, overflow="fold", justify="left" if position in (0, len(columns) - 1) else "right")
+    return table
+
+
+def collective_counts(work: Compilation) -> dict[str, int]:
+    """AllReduces and AllGathers of a run under the plan, as the planner counts them."""
+    cut = {work.problem.group_of[leaf] for leaf in work.plan.cut.axes}
+    return {
+        "all_reduce": sum(count for key, count in work.problem.reductions.items() if key & cut),
+        "all_gather": sum(count for key, count in work.problem.gathers.items() if key & cut),
+    }
 
 
 def plan_json(work: Compilation) -> dict[str, Any]:
-    return {"groups": [vars(group) for group in work.plan.groups]}
+    """The plan for machines."""
+    held = holding(work.analysis, work.problem, work.plan.cut)
+    return {
+        "source": {"file": work.source.file, "bytes": work.source.nbytes},
+        "tp": work.plan.mesh.tp,
+        "objective": work.plan.objective,
+        "weights": {"source_bytes": held.source_bytes, "rank_bytes": list(held.rank_bytes)},
+        "collectives": collective_counts(work),
+        "dimensions": [asdict(group) for group in work.plan.groups],
+        "whole": [asdict(found) for found in held.whole],
+        "state": [
+            {"input": pair.input.name, "output": pair.output.name, "axis": pair.axis, "kind": pair.kind}
+            for pair in work.state
+        ],
+        "roles": work.roles,
+        "notes": work.warnings,
+    }
 
 
 def bundle_json(bundle: Bundle) -> dict[str, Any]:
-    return {"folder": str(bundle.folder), "warnings": list(bundle.warnings)}
+    """What a compile wrote, for machines."""
+    found: dict[str, Any] = {
+        "folder": str(bundle.folder),
+        "ranks": [
+            {"rank": entry.rank, "model": entry.model, "bytes": sum(data.bytes for data in entry.data)}
+            for entry in bundle.manifest.ranks
+        ],
+        "collectives": dict(Counter(call.op for call in bundle.manifest.collectives)),
+        "notes": list(bundle.warnings),
+    }
+    if bundle.report is not None:
+        found["verify"] = bundle.report.to_json()
+    return found

@@ -86,6 +86,7 @@ class Cut:
     mesh: Mesh
     axes: Mapping[Dim, SubAxes]
     _indices: dict[tuple[int, int], Indices] = field(default_factory=dict, repr=False)
+    _restricted: dict[frozenset[Dim], Cut] = field(default_factory=dict, repr=False)
 
     def of(self, leaf: Dim) -> SubAxes:
         return self.axes.get(root(leaf), ())
@@ -96,7 +97,9 @@ class Cut:
 
     def only(self, kept: frozenset[Dim]) -> Cut:
         """The same cut restricted to some leaves: what a value holds whose other leaves are whole."""
-        return Cut(self.mesh, {leaf: axes for leaf, axes in self.axes.items() if leaf in kept})
+        if kept not in self._restricted:
+            self._restricted[kept] = Cut(self.mesh, {leaf: axes for leaf, axes in self.axes.items() if leaf in kept})
+        return self._restricted[kept]
 
     def index(self, dim: Dim, rank: int) -> Indices:
         """The elements of a static `dim` that `rank` holds, in order.

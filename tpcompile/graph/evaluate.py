@@ -63,13 +63,13 @@ def _cast(node: Node, x: Array) -> Array:
     dtype = _DTYPES.get(node.attribute("to"))
     if dtype is None:
         raise NotEvaluable("Cast")
-    return x.astype(dtype)
+    return np.asarray(x.astype(dtype))
 
 
 def _divide(node: Node, a: Array, b: Array) -> Array:
     if a.dtype.kind in "iu":  # ONNX divides integers towards zero
-        return (np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b))).astype(a.dtype)
-    return a / b
+        return np.asarray(np.sign(a) * np.sign(b) * (np.abs(a) // np.abs(b)), a.dtype)
+    return np.asarray(a / b)
 
 
 def _axes(node: Node, given: Array | None) -> list[int] | None:
@@ -223,5 +223,5 @@ _OPERATORS: dict[str, Callable[..., Array | list[Array]]] = {
     "Tile": _tile,
     "Transpose": _transpose,
     "Unsqueeze": _unsqueeze,
-    "Where": lambda node, c, a, b: np.where(c, a, b),
+    "Where": lambda node, c, a, b: np.asarray(np.where(c, a, b)),
 }

@@ -10,6 +10,7 @@ import ast
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from tpcompile.graph.program import Sizes
 
@@ -151,14 +152,26 @@ class Samples:
                     text, value = rest
                     return (
                         f"{name}*{text}" if " " not in text else f"{name}*({text})",
-                        lambda given: given.get(name, 1) * value(given),
+                        partial(_times, name, value),
                     )
         for found, name in named.items():
             for more, other in named.items():
                 if all(a + b == size for a, b, size in zip(found, more, sizes, strict=True)):
-                    return f"{name} + {other}", lambda given: given.get(name, 1) + given.get(other, 1)
+                    return f"{name} + {other}", partial(_plus, name, other)
             gaps = {size - f for size, f in zip(sizes, found, strict=True)}
             if len(gaps) == 1:
                 gap = gaps.pop()
-                return f"{name} {'+' if gap > 0 else '-'} {abs(gap)}", lambda given: given.get(name, 1) + gap
+                return f"{name} {'+' if gap > 0 else '-'} {abs(gap)}", partial(_moved, name, gap)
         return None
+
+
+def _times(name: str, value: Callable[[Mapping[str, int]], int], given: Mapping[str, int]) -> int:
+    return given.get(name, 1) * value(given)
+
+
+def _plus(name: str, other: str, given: Mapping[str, int]) -> int:
+    return given.get(name, 1) + given.get(other, 1)
+
+
+def _moved(name: str, gap: int, given: Mapping[str, int]) -> int:
+    return given.get(name, 1) + gap

@@ -27,9 +27,35 @@ SMALL_INTEGERS, SMALL_FLOATS = 4096, 64
 """Up to how many elements a constant is metadata that may be read."""
 
 _BROADCAST = frozenset(
-    ["Add", "Sub", "Mul", "Div", "Pow", "Mod", "And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Where", "Max", "Min", "Mean", "Sum", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "PRelu"]
+    [
+        "Add",
+        "Sub",
+        "Mul",
+        "Div",
+        "Pow",
+        "Mod",
+        "And",
+        "Or",
+        "Xor",
+        "Equal",
+        "Greater",
+        "GreaterOrEqual",
+        "Less",
+        "LessOrEqual",
+        "Where",
+        "Max",
+        "Min",
+        "Mean",
+        "Sum",
+        "BitwiseAnd",
+        "BitwiseOr",
+        "BitwiseXor",
+        "PRelu",
+    ]
 )
-_MOVES = frozenset(["Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"])
+_MOVES = frozenset(
+    ["Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"]
+)
 _COMPARE = frozenset(["And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"])
 
 
@@ -96,10 +122,13 @@ def constant_of(value: Value) -> np.ndarray[Any, Any] | None:
             data = file.read(weight.source.nbytes)
     else:
         return None
-    return np.frombuffer(data, dtype=weight.dtype).reshape(weight.shape)
+    found: np.ndarray[Any, Any] = np.frombuffer(data, dtype=np.dtype(weight.dtype)).reshape(weight.shape)
+    return found
 
 
-_NUMPY = frozenset(["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"])
+_NUMPY = frozenset(
+    ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
+)
 
 
 class _Walk:
@@ -132,13 +161,12 @@ class _Walk:
             except SizesDiffer as differ:
                 if self.samples.bind(*differ.pair):
                     return False
-                for value in node.outputs:
-                    if value is not None:
-                        self.ask(value, "")
+                for output in filter(None, node.outputs):
+                    self.ask(output, "")
             if self.samples.forced:
-                for value in node.outputs:
-                    if value is not None and value.sizes is not None:
-                        value.sizes = tuple(self.samples.forced.get(sizes, sizes) for sizes in value.sizes)
+                for output in filter(None, node.outputs):
+                    if output.sizes is not None:
+                        output.sizes = tuple(self.samples.forced.get(sizes, sizes) for sizes in output.sizes)
         return True
 
     def named(self, name: str, axis: int, size: int | str | None) -> Sizes:
@@ -354,7 +382,7 @@ def _varying(node: Node, output: int, found: Sequence[np.ndarray[Any, Any]]) -> 
         operands = plain if node.op == "Concat" else [plain[0], *given[1:]]
         return np.asarray(evaluate(node, operands)[output], bool)
     if node.op in _BROADCAST:
-        return np.logical_or.reduce(np.broadcast_arrays(*plain))
+        return np.asarray(np.logical_or.reduce(np.broadcast_arrays(*plain)))
     return np.ones(found[0].shape, bool)
 
 
@@ -370,7 +398,7 @@ def _read_type(proto: onnx.TypeProto | None) -> tuple[str, tuple[int | None, ...
 
 def dtype_name(elem_type: int) -> str:
     """The standard name of an ONNX element type: 1 → "float32", 17 → "float8e4m3fn"."""
-    name = TensorProto.DataType.Name(elem_type).lower()
+    name: str = TensorProto.DataType.Name(elem_type).lower()
     return {"float": "float32", "double": "float64"}.get(name, name)
 
 

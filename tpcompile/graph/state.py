@@ -40,7 +40,8 @@ def find_state(program: Program, given: Mapping[str, str] | None = None) -> tupl
     """
     inputs = {value.name: value for value in program.inputs}
     outputs = {value.name: value for value in program.outputs}
-    found, faults = {}, []
+    found: dict[str, StatePair] = {}
+    faults: list[Fault] = []
     for output in program.outputs:
         for source, axis, kind in _origins(output):
             if source in inputs.values() and source.dtype == output.dtype and _alike(source, output, axis):
@@ -52,13 +53,13 @@ def find_state(program: Program, given: Mapping[str, str] | None = None) -> tupl
                                 f"Use names of its inputs ({', '.join(list(inputs)[:4])}…) and outputs ({', '.join(list(outputs)[:4])}…)"))  # fmt: skip
             continue
         a, b = inputs[name], outputs[successor]
-        axis = _growing_axis(a, b)
-        if a.dtype != b.dtype or axis is None:
+        growing = _growing_axis(a, b)
+        if a.dtype != b.dtype or growing is None:
             faults.append(Fault("TP121", f"--state {name}={successor}", f"they are {a.dtype}{list(a.shape or ())} and {b.dtype}{list(b.shape or ())}",
                                 "The two ends of a cache have one type and differ in one axis at most"))  # fmt: skip
             continue
         found = {key: pair for key, pair in found.items() if pair.output is not b}
-        found[name] = StatePair(a, b, max(axis, 0), "append" if axis >= 0 else "in_place")
+        found[name] = StatePair(a, b, max(growing, 0), "append" if growing >= 0 else "in_place")
     return [found[name] for name in inputs if name in found], faults
 
 
@@ -102,12 +103,11 @@ def _origins(output: Value) -> Iterator[tuple[Value, int, str]]:
     for into, out in _INTO_ATTENTION.get((node.domain, node.op), ()):
         if node.outputs[out : out + 1] == [value] and len(node.inputs) > into and node.inputs[into] is not None:
             source = _operand(node, into)
-            axis = _growing_axis(source, value)
-            yield (
-                source,
-                axis if axis is not None and axis >= 0 else 2,
-                "append" if axis is not None and axis >= 0 else "in_place",
-            )
+            growing = _growing_axis(source, value)
+            if growing is not None and growing >= 0:
+                yield source, growing, "append"
+            else:
+                yield source, 2, "in_place"
 
 
 def _operand(node: Node, index: int) -> Value:

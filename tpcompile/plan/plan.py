@@ -13,8 +13,8 @@ from tpcompile.plan.problem import DimClass, Problem
 class PlannedGroup:
     """Classes of repeated layers that share a decision.
 
-    `saved_bytes` are those a rank does not hold, over all classes of the group; `delta_bytes` is by how much the plan
-    would be dearer, in bytes read, if a class that is left whole were cut (None: it cannot be).
+    `saved_bytes` are those a rank does not hold because of this cut, over all classes of the group; `reason` says why
+    a group that is left whole is.
     """
 
     name: str
@@ -39,23 +39,19 @@ class Plan:
     objective: str
     cut: Cut
     groups: tuple[PlannedGroup, ...]
-    cost_bytes: float
-    notes: tuple[str, ...] = ()
 
     @property
     def cuts_something(self) -> bool:
         return bool(self.cut.axes)
 
 
-def make_plan(
-    problem: Problem, choice: Mapping[int, SubAxes], objective: str, cost_bytes: float, reasons: Mapping[int, str]
-) -> Plan:
+def make_plan(problem: Problem, choice: Mapping[int, SubAxes], objective: str, reasons: Mapping[int, str]) -> Plan:
     """Turn a choice per group into a plan."""
     mesh = problem.mesh
     axes = {cls.leaf: choice[cls.group] for cls in problem.classes if choice.get(cls.group)}
     groups = [_planned(problem, index, classes, choice, reasons) for index, classes in enumerate(problem.groups)]
     ordered = sorted(groups, key=lambda group: (not group.axes, -group.stored_bytes, group.name))
-    return Plan(mesh, objective, Cut(mesh, axes), tuple(ordered), cost_bytes)
+    return Plan(mesh, objective, Cut(mesh, axes), tuple(ordered))
 
 
 def _planned(

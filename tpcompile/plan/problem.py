@@ -78,6 +78,14 @@ class Problem:
     """Geometric mean of the bytes of the weights that products read: the measure of a collective's price."""
     group_of: dict[Dim, int] = field(default_factory=dict)
 
+    def stored_bytes(self, group: int) -> int:
+        """Bytes of the weights that cutting a group cuts."""
+        return sum(nbytes for key, nbytes in self.weights.items() if group in key)
+
+    def groups_excluded_by(self, group: int) -> list[int]:
+        """The groups that cannot be cut over the sub-axes over which `group` is."""
+        return sorted({b if a == group else a for a, b in self.exclusive if group in (a, b)} - {group})
+
 
 def _stored(value: Value) -> float:
     count = item_bytes(value.dtype)
@@ -148,10 +156,10 @@ def build_problem(
                 size * item_bytes(value.dtype)
             )
     for value in cut_doors:
-        axes = analysis.axes[value]
-        if axes is not None and value in analysis.program.inputs:
+        held = analysis.axes[value]
+        if held is not None and value in analysis.program.inputs:
             for segment, size in _segments(
-                [Dim((nominal(dim.sizes),) * len(dim.sizes)) if not dim.static else dim for dim in axes]
+                [Dim((nominal(dim.sizes),) * len(dim.sizes)) if not dim.static else dim for dim in held]
             ):
                 problem.caches[groups_of(segment)] += round(size * item_bytes(value.dtype))
     _price_measure(problem, analysis)

@@ -1,12 +1,16 @@
 """Operators that join and take apart along an axis: the axis is the sum of the parts."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
 
 from tpcompile.dims.cut import Cut
 from tpcompile.dims.dim import Dim
 from tpcompile.dims.registry import rule
 from tpcompile.dims.relation import NotCovered, Relation
 
+Known = tuple[np.ndarray[Any, Any], ...] | None
 LENGTHS_DEPEND = "where it is joined or taken apart depends on the inputs"
 
 
@@ -109,9 +113,7 @@ def slice_(op: Relation) -> None:
             op.local_entries(2, count, {position: stop}, *when)
 
 
-def _bounds(
-    starts: Sequence[Sequence[int]] | None, stops: Sequence[Sequence[int]] | None, position: int, dim: Dim
-) -> list[tuple[int, int]] | None:
+def _bounds(starts: Known, stops: Known, position: int, dim: Dim) -> list[tuple[int, int]] | None:
     """(start, stop) within the axis, per sample."""
     if starts is None or stops is None:
         return None
@@ -124,7 +126,7 @@ def _bounds(
     return found
 
 
-def _reads_end(stops: Sequence[Sequence[int]] | None, position: int, dim: Dim) -> bool:
+def _reads_end(stops: Known, position: int, dim: Dim) -> bool:
     """Whether the stop is spelled as the axis' own size (and not as "to the end")."""
     return stops is not None and any(0 <= int(stop[position]) <= dim.size for stop in stops)
 

@@ -1,5 +1,7 @@
 """Operators that pick elements by index: tables, selections, scatters."""
 
+from collections.abc import Callable
+
 from tpcompile.dims.cut import Cut
 from tpcompile.dims.registry import rule
 from tpcompile.dims.relation import Lookup, NotCovered, Relation
@@ -24,12 +26,10 @@ def gather(op: Relation) -> None:
             op.fresh(ids[0])
         length = count if ids else 1
 
-        def entry(k: int, cut: Cut, rank: int) -> int:
-            return start(cut, rank) + k
+        def entry(k: int) -> Callable[[Cut, int], int]:
+            return lambda cut, rank: start(cut, rank) + k
 
-        op.local_entries(
-            1, length if ids else 0, {k: (lambda cut, rank, k=k: entry(k, cut, rank)) for k in range(length)}, *when
-        )
+        op.local_entries(1, length if ids else 0, {k: entry(k) for k in range(length)}, *when)
         if ids and count > 1:
             op.whole(y[axis], "several elements picked by a constant index")
         return

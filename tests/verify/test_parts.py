@@ -77,6 +77,14 @@ def test_declared_ranges_are_held_against_the_bytes(tmp_path: Path) -> None:
     ]
 
 
+def test_declared_ranges_that_cannot_be_read(tmp_path: Path) -> None:
+    up = source_tensor("up")
+    said = [{"tpcompile.ranges": "[null, 3]"}, {}]
+    assert tiling_of(tmp_path, "up", [up, up], said) == [
+        f"TP510 up on rank 0: declares ranges that cannot be read ('int' object is not iterable). {REWRITE}"
+    ]
+
+
 def test_declared_ranges_that_hold(tmp_path: Path) -> None:
     up = source_tensor("up")
     ranges = [{"tpcompile.ranges": json.dumps([None, runs])} for runs in ([[0, 2], [6, 8]], [[2, 6]])]

@@ -223,7 +223,7 @@ def _run(
             layout.warnings.extend(f"not decided: {text}" for text in followed.undecided)
             layout.saw = f"{followed.operations - len(followed.undecided)} of {followed.operations} operations followed"
         yield _compared(bundle, model, source, name, feeds, trace, want, limits, numbers)
-    numbers.saw = "outputs and every value that can be put together again, against the source's"
+    numbers.saw = "every output and every value of the same name, against the source"
 
 
 def _compared(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -157,28 +156,21 @@ def divergences(
     Where the rank files say how a value lies (`tpcompile.placements`), that is what is checked; elsewhere the best of
     the ways it could lie is taken: no way is guessed wrong, at the price of seeing less.
     """
-    placements = declared_placements(bundle)
     for node in source.graph.node:
         for name in node.output:
             if not name or name not in limits or any(name not in values for values in trace.values):
                 continue
             parts, target, limit = trace.of(name), want[name], limits[name]
-            declared = [placements[rank].get(name) for rank in range(bundle.tp)]
+            declared = [placements.get(name) for placements in bundle.declared]
             if declared[0] is not None:
-                error = _declared_error(parts, target, declared)
+                try:
+                    error = _declared_error(parts, target, declared)
+                except (KeyError, TypeError, ValueError, IndexError):  # a declaration that makes no sense
+                    error = math.inf
             else:
                 error = min((relative_error(target, way) for way in _ways(parts, target)), default=0.0)
             if error > limit:
                 yield Divergence(name, f"{node.op_type} {node.name}".strip(), error, limit, declared[0] is not None)
-
-
-def declared_placements(bundle: Bundle) -> list[dict[str, Any]]:
-    """How named values lie, as each rank's file says under the metadata key `tpcompile.placements`."""
-    found = []
-    for model in bundle.ranks:
-        texts = [entry.value for entry in model.graph.metadata_props if entry.key == "tpcompile.placements"]
-        found.append(dict(json.loads(texts[0])) if texts else {})
-    return found
 
 
 def _declared_error(parts: list[Array], want: Array, declared: list[Any]) -> float:

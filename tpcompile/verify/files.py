@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -119,6 +120,19 @@ class Bundle:
     @property
     def tp(self) -> int:
         return len(self.ranks)
+
+    @cached_property
+    def declared(self) -> list[dict[str, Any]]:
+        """How named values lie, as each rank's file says under the metadata key `tpcompile.placements`."""
+        texts = [
+            [entry.value for entry in model.graph.metadata_props if entry.key == "tpcompile.placements"]
+            for model in self.ranks
+        ]
+        try:
+            return [dict(json.loads(found[0])) if found else {} for found in texts]
+        except (ValueError, TypeError) as error:
+            fact = f"says how its values lie in what is no JSON ({error})"
+            raise refuse("TP501", str(self.folder), fact, REWRITE) from error
 
     def placement(self, side: str, name: str) -> Placement | None:
         """What bundle.json says of a value of "inputs" or "outputs"; None where it is whole."""

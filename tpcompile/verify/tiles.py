@@ -140,7 +140,10 @@ def _part(whole: Array, local: Array, metadata: dict[str, str]) -> Part:
         raise _Mismatch(f"has shape {list(local.shape)}, the source's is {list(whole.shape)}")
     full = tuple(np.arange(size) for size in whole.shape)
     if "tpcompile.ranges" in metadata:
-        indices = _declared(json.loads(metadata["tpcompile.ranges"]), full, local.shape)
+        try:
+            indices = _declared(json.loads(metadata["tpcompile.ranges"]), full, local.shape)
+        except (ValueError, TypeError) as error:
+            raise _Mismatch(f"declares ranges that cannot be read ({error})") from error
         if metadata.get("tpcompile.zeroed") == "1":
             if local.any():
                 raise _Mismatch("should be zeros, as the file says, but is not")

@@ -69,17 +69,17 @@ def similarities(title: str, embeddings: npt.NDArray[Any]) -> Table:
 
 
 def holdings(manifest: dict[str, Any]) -> Table:
-    """What each rank holds: its own cut weights, and the whole ones that lie on disk once for all."""
+    """What each rank holds: its own part of the weights, and the whole ones that lie on disk once for all."""
     source = manifest["source"]["bytes"]
     table = Table(title="what each rank holds", box=None, padding=(0, 2), title_justify="left", title_style="bold")
-    for header in ("rank", "cut weights", "whole weights", "together", "of the model"):
+    for header in ("rank", "of its own", "whole, shared", "of the model"):
         table.add_column(header, justify="right")
     for rank in manifest["ranks"]:
         sizes = {entry["file"]: entry["bytes"] for entry in rank["data"]}
         shared = sizes.pop("shared.bin", 0)
         own = sum(sizes.values())
-        megabytes = [f"{size / 1e6:.1f} MB" for size in (own, shared, own + shared)]
-        table.add_row(str(rank["rank"]), *megabytes, f"{(own + shared) / source:.0%}")
+        spelled = [f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB" for size in (own, shared)]
+        table.add_row(str(rank["rank"]), *spelled, f"{(own + shared) / source:.0%}")
     return table
 
 

@@ -97,6 +97,11 @@ def test_a_random_value_is_drawn_once() -> None:
     assert shown(split(graph(nodes, ["c"]))) == ["x -> RandomNormal Mul -> r,a", "a => b *", "b,r -> Mul -> c"]
 
 
+def test_views_are_made_where_they_are_read() -> None:
+    nodes = [*nodes_of("v = Abs (x)  a = Neg (v)  u = Exp (v)"), reduce("a", "b"), *nodes_of("c = Mul (b, u)")]
+    assert shown(split(graph(nodes, ["c"]))) == ["x -> Abs Neg -> v,a", "a => b *", "v,b -> Exp Mul -> c"]
+
+
 def test_weights_go_only_where_they_are_read() -> None:
     nodes = [*nodes_of("a = Mul (x, w)"), reduce("a", "b"), *nodes_of("c = Mul (b, u)")]
     found = [s.initializers for s in split(graph(nodes, ["c"], ("w", "u"))) if isinstance(s, Segment)]
@@ -118,7 +123,7 @@ def test_values_that_subgraphs_read_cross_cuts() -> None:
     branch = helper.make_graph(nodes_of("t = Add (a, b)"), "t", [], [helper.make_tensor_value_info("t", 1, None)])
     branches = helper.make_node("If", ["b"], ["c"], then_branch=branch, else_branch=branch)
     nodes = [*nodes_of("a = Neg (x)  d = Abs (x)"), reduce("d", "b"), branches]
-    assert shown(split(graph(nodes, ["c"]))) == ["x -> Neg Abs -> a,d", "d => b *", "b,a -> If -> c"]
+    assert shown(split(graph(nodes, ["c"]))) == ["x -> Abs -> d", "d => b *", "x,b -> Neg If -> c"]
 
 
 def test_a_collective_in_a_branch_is_refused() -> None:

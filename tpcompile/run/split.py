@@ -1,8 +1,9 @@
 """Cut a rank's graph at its collectives: stages of nodes that run without waiting, and what is exchanged between them.
 
-The level of a value is the number of collectives on the longest way to it. All nodes of one level make one segment;
-the collectives that read a level come right after it, in file order. Nodes that depend on no input (constants,
-dequantised weights) are copied into each segment that reads them, so that no weight is passed around.
+The level of a value is the number of collectives on the longest way to it, or more where nobody reads it before. All
+nodes of one level make one segment; the collectives that read a level come right after it, in file order. Nodes that
+depend on no input (constants, dequantised weights) are copied into each segment that reads them, so that no weight is
+passed around.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class _Splitter:
         self.moving: list[onnx.NodeProto] = []
         for node in nodes:
             self._settle(node)
+        self._sink()
         self.last_read: dict[str, float] = {}
         self.uses = dict.fromkeys(self.outputs, 1)
         for node in self.moving:
@@ -111,6 +113,17 @@ class _Splitter:
             self.level.update(dict.fromkeys(made, max(levels, default=0) + is_collective(node)))
         else:
             self.fixed.update(dict.fromkeys(made, node))
+
+    def _sink(self) -> None:
+        """Move each node to its first reader, so that views of one value are not passed around as copies of it."""
+        first_read: dict[str, int] = dict.fromkeys(self.outputs, 0)
+        for node in reversed(self.moving):
+            made = [name for name in node.output if name]
+            if not is_collective(node) and node.op_type not in RANDOM:
+                readers = [first_read[name] for name in made if name in first_read]
+                self.level.update(dict.fromkeys(made, max(self._depth(node), min(readers, default=0))))
+            for name in self.reads[id(node)]:
+                first_read[name] = min(first_read.get(name, self._depth(node)), self._depth(node))
 
     def _depth(self, node: onnx.NodeProto) -> int:
         """After how many collectives `node` runs."""

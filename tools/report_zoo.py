@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Print what acceptance.py found as a page for docs/: python tools/report_zoo.py RESULTS.json CORE.txt"""
+"""Print what acceptance.py found as a part of docs/checks.md: python tools/report_zoo.py RESULTS.json CORE.txt"""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from typing import Any
 Result = dict[str, Any]
 
 
-def page(results: list[Result], core: set[str]) -> str:
-    """The page in Markdown: counts, then a line per graph with a cell per degree."""
+def part(results: list[Result], core: set[str]) -> str:
+    """The part in Markdown: counts, then a line per graph with a cell per degree."""
     degrees = sorted({result["tp"] for result in results})
     found = {(result["graph"], result["tp"]): result for result in results}
     graphs = sorted({result["graph"] for result in results}, key=lambda graph: (graph not in core, graph))
     counts = Counter((result["graph"] in core, result["status"]) for result in results)
     packages = ", ".join(f"{name} {version(name)}" for name in ("onnx", "onnx-ir", "onnxruntime", "numpy", "scipy"))
     lines = [
-        "# Checks on the zoo",
+        "## The zoo",
         "",
-        "Written by `bash tools/check_all`. Each graph is compiled, and its ranks run in lockstep by an oracle that",
-        "knows nothing of tpcompile, on the sample inputs, batch 1, other lengths and pasts, and ids over the whole",
-        "vocabulary, every other one negative.",
+        "Each graph is compiled, and its ranks run in lockstep by an oracle that knows nothing of tpcompile, on the",
+        "sample inputs, batch 1, other lengths and pasts, and ids over the whole vocabulary, every other one negative.",
         "",
         "A cell: relative error · collectives of one run · largest rank's part of the weights.",
         "",
@@ -60,4 +59,4 @@ def cell(result: Result | None) -> str:
 if __name__ == "__main__":
     if len(sys.argv) != 3:
         raise SystemExit(__doc__)
-    print(page(json.loads(Path(sys.argv[1]).read_text()), set(Path(sys.argv[2]).read_text().split())), end="")
+    print(part(json.loads(Path(sys.argv[1]).read_text()), set(Path(sys.argv[2]).read_text().split())), end="")

@@ -79,7 +79,7 @@ def print_plan(work: Compilation) -> None:
     if left:
         table = _table("left whole", "size", "weights", "why")
         for group in left[:SHOWN]:
-            table.add_row(_name(group), str(group.size), bytes_text(group.stored_bytes), escape(group.reason))
+            table.add_row(_name(group, 32), str(group.size), bytes_text(group.stored_bytes), escape(group.reason))
         console.print(table)
         if len(left) > SHOWN:
             console.print(f"… and {len(left) - SHOWN} smaller ones\n")
@@ -87,7 +87,7 @@ def print_plan(work: Compilation) -> None:
         table = _table("weights whole on every rank", "", "why")
         for found in held.whole[:SHOWN]:
             more = f" and {len(found.names) - 1} more" if len(found.names) > 1 else ""
-            table.add_row(escape(found.names[0]) + more, bytes_text(found.nbytes), escape(found.reason))
+            table.add_row(escape(shortened(found.names[0], 40)) + more, bytes_text(found.nbytes), escape(found.reason))
         console.print(table)
     _print_notes(console, work.warnings)
 
@@ -135,20 +135,33 @@ def _print_groups(console: Console, groups: Sequence[PlannedGroup]) -> None:
             if count
         ]
         table.add_row(
-            _name(group), str(group.size), _parts(group), bytes_text(group.saved_bytes), ", ".join(causes) or "nothing"
+            _name(group, console.width - 48),
+            str(group.size),
+            _parts(group),
+            bytes_text(group.saved_bytes),
+            ", ".join(causes) or "nothing",
         )
     console.print(table)
 
 
-def _name(group: PlannedGroup) -> str:
-    return escape(group.name) + (f"  ×{group.count}" if group.count > 1 else "")
+def _name(group: PlannedGroup, width: int) -> str:
+    times = f"  ×{group.count}" if group.count > 1 else ""
+    return escape(shortened(group.name, width - len(times))) + times
+
+
+def shortened(text: str, width: int) -> str:
+    """The text in `width` columns, its middle left out where it is longer: ends tell names apart."""
+    if len(text) <= width:
+        return text
+    kept = max(width - 1, 2)
+    return f"{text[: kept // 3]}…{text[len(text) - (kept - kept // 3) :]}"
 
 
 def _parts(group: PlannedGroup) -> str:
     """ "4 of 128", or the sizes where they differ: "4, 4, 3, 3"."""
     if len(set(group.blocks)) == 1:
         return f"{group.degree} of {group.blocks[0]}"
-    if len(group.blocks) <= 4:
+    if len(group.blocks) <= 4 and group.blocks[0] < 100:
         return ", ".join(map(str, group.blocks))
     return f"{group.degree} of {group.blocks[-1]} or {group.blocks[0]}"
 

@@ -12,6 +12,8 @@ ALLREDUCE_SHARE = 0.75
 """An AllReduce costs as much as cutting saves on this share of a mean weight of the model's products: a tenth of a layer."""
 READS_PER_LINK_BYTE = 11.0
 """Bytes of memory read in the time one byte crosses a link: 3.35 TB/s of HBM3 over 300 GB/s of NVLink."""
+A_CUT_SHARE = 0.01
+"""What a cut must save at least, as a share of a mean weight."""
 TIE = 1e-6
 OBJECTIVES = ("balanced", "memory")
 
@@ -23,17 +25,21 @@ class Prices:
     latency: float
     per_byte: float
     collectives: float = 1.0
+    a_cut: float = 0.0
+    """What cutting one kind of dimension costs beyond its collectives: a table of two rows is not worth its masks."""
     caches: bool = False
     """Whether caches count as stored bytes: in `balanced` they follow the heads, however long they get."""
 
     @classmethod
     def of(cls, objective: str, mean_product_bytes: float, tp: int) -> Prices:
         """Prices under an objective ("balanced" or "memory")."""
+        balanced = objective == "balanced"
         return cls(
-            ALLREDUCE_SHARE * mean_product_bytes * (1 - 1 / tp),
-            READS_PER_LINK_BYTE,
-            1.0 if objective == "balanced" else 1e-4,
-            objective == "memory",
+            latency=ALLREDUCE_SHARE * mean_product_bytes * (1 - 1 / tp),
+            per_byte=READS_PER_LINK_BYTE,
+            collectives=1.0 if balanced else 1e-4,
+            a_cut=A_CUT_SHARE * mean_product_bytes if balanced else 0.0,
+            caches=not balanced,
         )
 
     def all_reduce(self, count: int, nbytes: int, tp: int) -> float:

@@ -88,7 +88,8 @@ class Solver:
                 allowed = not axes or (degree <= size and not stuck)
                 uneven = (-(-size // degree) * degree / size - 1) * bytes_of[group] / degree if allowed else 0.0
                 tie = TIE * total * (rank + 0.01 * group * len(axes)) / (1 + len(self.problem.groups))
-                self.x[group, axes] = self._variable(uneven + tie, True, float(allowed))
+                price = uneven + tie + (self.prices.a_cut if axes else 0.0)
+                self.x[group, axes] = self._variable(price, True, float(allowed))
             self.rows.add([(self.x[group, axes], 1.0) for axes in self.subsets], 1, 1)
 
     def cover(self, groups: Iterable[int], axis: int) -> list[tuple[int, float]]:

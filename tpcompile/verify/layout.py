@@ -291,6 +291,8 @@ class _Follower:
             return states
         except Undecided as undecided:
             del faults[before:]
+            if all(isinstance(state, Lies) and state.settled for state in outer) and not is_collective(node):
+                return self.compared(outputs)
             if Free.VARIES in outer and all(
                 state is Free.VARIES or (isinstance(state, Lies) and state.settled) for state in outer
             ):

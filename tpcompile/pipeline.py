@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from tpcompile.graph.from_onnx import to_program
 from tpcompile.graph.read import SourceModel
+from tpcompile.passes.check_local import CheckLocal
+from tpcompile.passes.check_plan import CheckPlan
 from tpcompile.passes.choose_plan import ChoosePlan
 from tpcompile.passes.compilation import Compilation, Pass
 from tpcompile.passes.cut_graph import CutGraph
@@ -19,10 +21,12 @@ PLANNING: tuple[Pass, ...] = (
     InferShapes(),  # rules compare sizes: they must be known first
     NameDims(),  # what may be cut follows from what the dims are
     ChoosePlan(),  # decide everything before anything is changed
+    CheckPlan(),  # a plan may be the user's own
 )
 REWRITING: tuple[Pass, ...] = (
     CutGraph(),  # the whole plan at once: versions of a value are shared between its readers
     RemoveUnused(),  # local constants replace shape arithmetic, which nothing reads then
+    CheckLocal(),  # our own faults must not reach a file
 )
 
 Between = Callable[[str, str, float], None]

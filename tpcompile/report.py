@@ -79,7 +79,7 @@ def print_plan(work: Compilation) -> None:
     if left:
         table = _table("left whole", "size", "weights", "why")
         for group in left[:SHOWN]:
-            table.add_row(_name(group, 32), str(group.size), bytes_text(group.stored_bytes), escape(group.reason))
+            table.add_row(_name(group, 28), str(group.size), bytes_text(group.stored_bytes), escape(group.reason))
         console.print(table)
         if len(left) > SHOWN:
             console.print(f"… and {len(left) - SHOWN} smaller ones\n")
@@ -87,7 +87,7 @@ def print_plan(work: Compilation) -> None:
         table = _table("weights whole on every rank", "", "why")
         for found in held.whole[:SHOWN]:
             more = f" and {len(found.names) - 1} more" if len(found.names) > 1 else ""
-            table.add_row(escape(shortened(found.names[0], 40)) + more, bytes_text(found.nbytes), escape(found.reason))
+            table.add_row(escape(shortened(found.names[0], 30)) + more, bytes_text(found.nbytes), escape(found.reason))
         console.print(table)
     _print_notes(console, work.warnings)
 
@@ -135,7 +135,7 @@ def _print_groups(console: Console, groups: Sequence[PlannedGroup]) -> None:
             if count
         ]
         table.add_row(
-            _name(group, console.width - 48),
+            _name(group, console.width - 54),
             str(group.size),
             _parts(group),
             bytes_text(group.saved_bytes),

@@ -12,7 +12,7 @@ import pytest
 
 from tests.run import handmade
 from tpcompile.errors import Refused
-from tpcompile.run import arrays, doctor, launch, mpirun
+from tpcompile.run import arrays, doctor, launch, mpi, mpirun
 
 
 def parse(*words: object) -> argparse.Namespace:
@@ -148,3 +148,22 @@ def test_a_rank_starts_without_the_compiler() -> None:
         [sys.executable, "-c", code], env=mpirun.environment(), capture_output=True, text=True, timeout=30
     )
     assert not {"onnx_ir", "scipy", "torch"} & {name.split(".")[0] for name in done.stdout.split()}
+
+
+@pytest.mark.parametrize(
+    ("started", "btl"),
+    [
+        ({}, "self"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, "self,sm"),
+        ({"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_SIZE": "2"}, None),
+        ({"PMIX_RANK": "0"}, None),
+    ],
+)
+def test_only_ranks_of_one_machine_are_kept_from_the_network(
+    monkeypatch: pytest.MonkeyPatch, started: dict[str, str], btl: str | None
+) -> None:
+    for name in ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "PMIX_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    assert mpi._settings().get("OMPI_MCA_btl") == btl

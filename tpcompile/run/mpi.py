@@ -103,10 +103,8 @@ def start() -> World:
     Raises:
         Refused: TP603 mpi4py or its MPI library is missing; TP604 started by torchrun, which makes no MPI world.
     """
-    local = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE")
-    if local == os.environ.get("OMPI_COMM_WORLD_SIZE"):
-        for name, value in LOCAL_SETTINGS.items():
-            os.environ.setdefault(name, value)
+    for name, value in _settings().items():
+        os.environ.setdefault(name, value)
     _die_with_parent()
     comm = _mpi().COMM_WORLD
     wanted = os.environ.get("WORLD_SIZE", "1")
@@ -116,6 +114,14 @@ def start() -> World:
     world = World(comm, comm.rank, comm.size)
     world.threads = _share(world.exchange([host(), cores()]), world.rank)
     return world
+
+
+def _settings() -> dict[str, str]:
+    """What to tell Open MPI before it starts; nothing where ranks may be on several machines (srun tells us no more)."""
+    local, size = (os.environ.get(f"OMPI_COMM_WORLD_{name}SIZE") for name in ("LOCAL_", ""))
+    if size is None and "PMIX_RANK" not in os.environ:
+        return LOCAL_SETTINGS | {"OMPI_MCA_btl": "self"}  # alone: shared memory would only be left behind
+    return LOCAL_SETTINGS if size is not None and local == size else {}
 
 
 @cache

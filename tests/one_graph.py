@@ -29,28 +29,7 @@ class OneGraph:
         models = [onnx.load(bundle / rank["model"]) for rank in self.manifest["ranks"]]
         self.tp = len(models)
         self.weight_bytes = [sum(len(t.raw_data) for t in model.graph.initializer) for model in models]
-        stages = [split_at_collectives(model.graph, f"{r}/") for r, model in enumerate(models)]
-        assert len({len(stage) for stage in stages}) == 1, "ranks differ in the number of collectives"
-        merged = onnx.GraphProto(name="all ranks")
-        self.collectives: Counter[str] = Counter()
-        for step in zip(*stages, strict=True):
-            for nodes, _ in step:
-                merged.node.extend(nodes)
-            calls = [call for _, call in step if call is not None]
-            if calls:
-                self.collectives[attributes(calls[0])["collective_operation"]] += 1
-                merged.node.extend(perform(calls))
-        for r, model in enumerate(models):
-            for mine, all_ranks in ((model.graph.input, merged.input), (model.graph.output, merged.output)):
-                for value in mine:
-                    all_ranks.add().CopyFrom(value)
-                    all_ranks[-1].name = f"{r}/{value.name}"
-            for tensor in model.graph.initializer:
-                merged.initializer.add().CopyFrom(tensor)
-                merged.initializer[-1].name = f"{r}/{tensor.name}"
-        opsets = [opset for opset in models[0].opset_import if opset.domain != "tpcompile"]
-        whole = helper.make_model(merged, opset_imports=opsets, functions=models[0].functions)
-        whole.ir_version = models[0].ir_version
+        whole, self.collectives = merge(models)
         self.session = session(whole.SerializeToString())
 
     def run(self, feeds: dict[str, Array]) -> dict[str, Array]:
@@ -68,6 +47,33 @@ class OneGraph:
             name: gather([values[f"{r}/{name}"] for r in range(self.tp)], entry["placement"])
             for name, entry in self.manifest["outputs"].items()
         }
+
+
+def merge(models: list[onnx.ModelProto]) -> tuple[onnx.ModelProto, Counter[str]]:
+    """One model of all ranks' (which are renamed in place), and how many collectives of each kind there were."""
+    stages = [split_at_collectives(model.graph, f"{r}/") for r, model in enumerate(models)]
+    assert len({len(stage) for stage in stages}) == 1, "ranks differ in the number of collectives"
+    merged = onnx.GraphProto(name="all ranks")
+    collectives: Counter[str] = Counter()
+    for step in zip(*stages, strict=True):
+        for nodes, _ in step:
+            merged.node.extend(nodes)
+        calls = [call for _, call in step if call is not None]
+        if calls:
+            collectives[attributes(calls[0])["collective_operation"]] += 1
+            merged.node.extend(perform(calls))
+    for r, model in enumerate(models):
+        for mine, all_ranks in ((model.graph.input, merged.input), (model.graph.output, merged.output)):
+            for value in mine:
+                all_ranks.add().CopyFrom(value)
+                all_ranks[-1].name = f"{r}/{value.name}"
+        for tensor in model.graph.initializer:
+            merged.initializer.add().CopyFrom(tensor)
+            merged.initializer[-1].name = f"{r}/{tensor.name}"
+    opsets = [opset for opset in models[0].opset_import if opset.domain != "tpcompile"]
+    whole = helper.make_model(merged, opset_imports=opsets, functions=models[0].functions)
+    whole.ir_version = models[0].ir_version
+    return whole, collectives
 
 
 def session(model: bytes | str) -> onnxruntime.InferenceSession:

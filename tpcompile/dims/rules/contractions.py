@@ -38,12 +38,19 @@ def gemm(op: Relation) -> None:
 @rule("Einsum")
 def einsum(op: Relation) -> None:
     """Letters of the equation are dims; a letter that the output lacks is summed over."""
-    equation = op.node.attribute("equation", "")
-    equation = (equation.decode() if isinstance(equation, bytes) else equation).replace(" ", "")
+    equation = str(op.node.attribute("equation", "")).replace(" ", "")
     left, arrow, right = equation.partition("->")
-    if "." in equation or not arrow or any(len(set(term)) != len(term) for term in left.split(",")):
+    dots = "..." if "..." in left else ""
+    if not arrow:  # what stands once stays, in the order of the alphabet
+        right = dots + "".join(sorted(letter for letter in set(left) - set(".,") if left.count(letter) == 1))
+    terms = [term.removeprefix("...") for term in (*left.split(","), right)]
+    if any("." in term or len(set(term)) != len(term) for term in terms) or not right.startswith(dots):
         raise NotCovered(f"equation {equation}")
-    letters = parse(",".join(" ".join(term) for term in left.split(",")) + "->" + " ".join(right)).apply(op)
+    spelled = [
+        " ".join(["..."] * term.startswith("...") + [*bare])
+        for term, bare in zip((*left.split(","), right), terms, strict=True)
+    ]
+    letters = parse(",".join(spelled[:-1]) + "->" + spelled[-1]).apply(op)
     for letter, dim in letters.items():
         if letter not in right:
             op.sums(dim)

@@ -39,8 +39,11 @@ def split(op: Relation) -> None:
                 op.pair(dim, out)
     pieces = [y[axis] for y in parts]
     if join(op, x[axis], pieces):
-        entries = {k: _size(piece) for k, piece in enumerate(pieces)}
-        op.local_entries(1, len(pieces), entries, *pieces, drops=("num_outputs",))
+        if op.node.version < 13:  # the lengths are an attribute
+            op.local_attribute("split", lambda cut, rank: [cut.local_size(piece, rank) for piece in pieces], *pieces)
+        else:
+            entries = {k: _size(piece) for k, piece in enumerate(pieces)}
+            op.local_entries(1, len(pieces), entries, *pieces, drops=("num_outputs",))
 
 
 def join(op: Relation, whole: Dim, parts: Sequence[Dim]) -> bool:
@@ -97,6 +100,8 @@ def slice_(op: Relation) -> None:
             continue
         position = axes.index(axis)
         bounds = _bounds(known[0], known[1], position, dim) if steps[position] == 1 else None
+        if dim.static and (_varies(op, 1, position) or _varies(op, 2, position)):
+            bounds = None  # both samples may reach past the end where other inputs do not
         if bounds is None or not dim.static:
             if bounds is not None and all(b == (0, size) for b, size in zip(bounds, dim.sizes, strict=True)):
                 op.pair(dim, out)  # takes all of it
@@ -124,6 +129,12 @@ def _bounds(starts: Known, stops: Known, position: int, dim: Dim) -> list[tuple[
     if dim.static and any(bounds != found[0] for bounds in found):
         return None
     return found
+
+
+def _varies(op: Relation, operand: int, position: int) -> bool:
+    """Whether an entry of a known operand depends on the inputs' sizes."""
+    value = op.value(operand)
+    return value is not None and value.varies is not None and bool(value.varies.reshape(-1)[position])
 
 
 def _reads_end(stops: Known, position: int, dim: Dim) -> bool:

@@ -45,8 +45,8 @@ def gather(op: Relation) -> None:
 
 def _constant_run(op: Relation, sizes: tuple[int, ...]) -> tuple[int, int] | None:
     """(first, count) where the index is the same run of neighbours in every sample."""
-    known = op.known(1)
-    if known is None:
+    known, index = op.known(1), op.value(1)
+    if known is None or index is None or not index.fixed:
         return None
     found = []
     for array, size in zip(known, sizes, strict=True):

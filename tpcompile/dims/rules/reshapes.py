@@ -48,7 +48,15 @@ def squeeze(op: Relation) -> None:
     """Axes of size 1 go."""
     x = op.input(0)
     axes = axes_of(op, len(x))
-    _squeezed(op, x, op.output(), {axis for axis, dim in enumerate(x) if dim.unit} if axes is None else axes)
+    if axes is None:  # spelled out where cut: a rank's part of another axis may have size 1 as well
+        units = [axis for axis, dim in enumerate(x) if dim.unit]
+        axes = set(units)
+        if op.node.version < 13:
+            op.local_attribute("axes", lambda cut, rank: units, *x)
+        else:
+            entries = {k: (lambda cut, rank, axis=axis: axis) for k, axis in enumerate(units)}
+            op.local_entries(1, len(units), entries, *x)
+    _squeezed(op, x, op.output(), axes)
 
 
 @rule("Reshape", linear=(0,))

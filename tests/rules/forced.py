@@ -1,0 +1,170 @@
+"""Cut a graph along chosen dims, planner or not, and run all its ranks: the ground that rules are proved on."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import onnxruntime
+from onnx.reference import ReferenceEvaluator
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
+
+from tests.one_graph import merge
+from tests.rules.sample import Array
+from tpcompile import pipeline
+from tpcompile.dims.analysis import Analysis, analyze, product_related
+from tpcompile.dims.cut import Cut, Mesh, SubAxes
+from tpcompile.dims.dim import Dim, leaves
+from tpcompile.graph.doors import open_model
+from tpcompile.graph.local import LocalProgram
+from tpcompile.graph.program import Node
+from tpcompile.graph.to_onnx import inline_bytes, rank_model
+from tpcompile.passes.compilation import Compilation
+from tpcompile.passes.infer_shapes import InferShapes
+from tpcompile.passes.remove_unused import RemoveUnused
+from tpcompile.passes.rewrite import Rewriter
+from tpcompile.plan.request import Request
+
+Plan = dict[Dim, SubAxes]
+
+
+@dataclass
+class Forced:
+    """A program that was cut: what each node ran cut along, and the program of all ranks."""
+
+    work: Compilation
+    rewriter: Rewriter
+    cut: Cut
+
+    @property
+    def local(self) -> LocalProgram:
+        return self.work.local
+
+    @property
+    def collectives(self) -> list[tuple[str, str]]:
+        """(kind, value) of every collective."""
+        return [(call.op, call.value.name) for call in self.local.collectives]
+
+    def models(self) -> list[onnx.ModelProto]:
+        """One model per rank, weights inside."""
+        found = []
+        for rank in range(self.cut.mesh.tp):
+            stored = {w.name: inline_bytes(w, bytes(w.weight.source.data), rank) for w in self.local.weights}
+            found.append(rank_model(self.work.source.proto, self.work.program, self.local, rank, {}, stored))
+        return found
+
+
+def analysed(model: onnx.ModelProto) -> Compilation:
+    """A model read, normalized, with shapes and dims."""
+    work = pipeline.start(open_model(model), Request())
+    InferShapes().run(work)
+    work._analysis = analyze(work.program)
+    return work
+
+
+def force(work: Compilation, tp: int, plan: Mapping[Dim, SubAxes]) -> Forced:
+    """Cut exactly these leaves over these sub-axes; graph inputs and outputs stay whole."""
+    cut = Cut(Mesh(tp), dict(plan))
+    rewriter = Rewriter(work.analysis, cut, frozenset(), work.samples.describe, lambda node: "")
+    done = Compilation(work.source, work.request, work.program)
+    done._local = rewriter.run()
+    RemoveUnused().run(done)
+    return Forced(done, rewriter, cut)
+
+
+def run_whole(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+    """The model's outputs, by onnxruntime, or onnx's reference where that has no kernel."""
+    try:
+        found = _session(model).run(None, dict(feeds))
+    except NoKernel:
+        found = ReferenceEvaluator(model).run(None, dict(feeds))
+    return [np.asarray(array) for array in found]
+
+
+def _session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def run_ranks(models: Sequence[onnx.ModelProto], feeds: Mapping[str, Array]) -> list[list[Array]]:
+    """The outputs of every rank."""
+    count = len(models[0].graph.output)
+    whole, _ = merge(list(models))
+    found = run_whole(whole, {f"{rank}/{name}": array for rank in range(len(models)) for name, array in feeds.items()})
+    return [found[rank * count : (rank + 1) * count] for rank in range(len(models))]
+
+
+def differs(want: Sequence[Array], got: Sequence[Array], tolerance: float = 1e-5) -> str:
+    """What is wrong with a rank's outputs, "" where nothing is."""
+    for k, (a, b) in enumerate(zip(want, got, strict=True)):
+        if a.shape != b.shape or a.dtype != b.dtype:
+            return f"output {k} is {b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}"
+        a, b = a.astype(np.float64), b.astype(np.float64)
+        if not np.allclose(
+            a, b, rtol=tolerance, atol=tolerance * (1 + np.nanmax(np.abs(a), initial=0)), equal_nan=True
+        ):
+            return f"output {k} differs by {np.nanmax(np.abs(a - b))} of {np.nanmax(np.abs(a))}"
+    return ""
+
+
+def named_leaves(analysis: Analysis, nodes: Sequence[Node]) -> dict[str, Dim]:
+    """The static leaves of the nodes' operands, each by the first place it stands: "x[2]", or "x[2].1" in a composite axis."""
+    found: dict[Dim, str] = {}
+    for node in nodes:
+        relation = analysis.relations.get(node)
+        if relation is None:
+            continue
+        operands = [*zip(node.inputs, relation.inputs, strict=True), *zip(node.outputs, relation.outputs, strict=True)]
+        for value, axes in operands:
+            if value is None or axes is None or (value.known is not None and (value.dtype or "").startswith("int")):
+                continue
+            for axis, dim in enumerate(axes):
+                inside = list(leaves(dim))
+                for place, leaf in enumerate(inside):
+                    if leaf.static and leaf.size > 1:
+                        found.setdefault(leaf, f"{value.name}[{axis}]" + (f".{place}" if len(inside) > 1 else ""))
+    return {name: leaf for leaf, name in found.items()}
+
+
+def single_cuts(named: Mapping[str, Dim], mesh: Mesh) -> Iterator[Plan]:
+    """Every leaf over every set of sub-axes that leaves each rank a part."""
+    for leaf in named.values():
+        for count in range(1, len(mesh.primes) + 1):
+            for axes in itertools.combinations(mesh.all_axes, count):
+                if leaf.size >= mesh.degree(axes):
+                    yield {leaf: axes}
+
+
+def random_cuts(analysis: Analysis, named: Mapping[str, Dim], mesh: Mesh, seed: int) -> Plan:
+    """Several leaves at once, as far as a planner may: what stands in one product shares no sub-axis."""
+    draw = random.Random(seed)
+    apart = exclusive(analysis)
+    plan: Plan = {}
+    order = list(named.values())
+    draw.shuffle(order)
+    for leaf in order:
+        taken = {axis for other, axes in plan.items() if frozenset((leaf, other)) in apart for axis in axes}
+        axes = tuple(axis for axis in mesh.all_axes if axis not in taken and draw.random() < 0.6)
+        if axes and leaf.size >= mesh.degree(axes):
+            plan[leaf] = axes
+    return plan
+
+
+def exclusive(analysis: Analysis) -> set[frozenset[Dim]]:
+    """Pairs of leaves that cannot be cut over one sub-axis: factors of one value, and what is summed with what is kept."""
+    found: set[frozenset[Dim]] = set()
+    for relation in analysis.relations.values():
+        operands = [axes for axes in (*relation.inputs, *relation.outputs) if axes is not None]
+        for axes in operands:
+            found.update(frozenset(pair) for pair in product_related(axes))
+        kept = [leaf for axes in relation.outputs if axes is not None for dim in axes for leaf in leaves(dim)]
+        for reduced in relation.reduced:
+            found.update(frozenset(pair) for pair in itertools.product(leaves(reduced.dim), kept))
+    return found

@@ -1,0 +1,69 @@
+"""Samples of attention and rotary embedding as single operators."""
+
+from tests.rules.sample import Sample
+
+_SIZES = {"b": 2, "s": 3, "t": 5, "p": 4}
+
+SAMPLES = [
+    Sample(
+        "Attention",
+        "(float[b, 6, s, 4] q, float[b, 6, t, 4] k, float[b, 6, t, 5] v) => (float[] y) { y = Attention(q, k, v) }",
+        free="q[1]",
+        sizes=_SIZES,
+        note="4-D",
+    ),
+    Sample(
+        "Attention",
+        """(float[b, 12, s, 4] q, float[b, 3, t, 4] k, float[b, 3, t, 4] v, float[b, 1, s, t] m) => (float[] y)
+        { y = Attention<scale = 0.7, softcap = 2.0>(q, k, v, m) }""",
+        free="q[1].0 q[1].1",
+        sizes=_SIZES,
+        note="4-D, groups, mask",
+    ),
+    Sample(
+        "Attention",
+        """(float[b, s, 24] q, float[b, t, 24] k, float[b, t, 24] v, float[b, 6, s, t] m) => (float[] y)
+        { y = Attention<q_num_heads = 6, kv_num_heads = 6>(q, k, v, m) }""",
+        free="q[2].0",
+        sizes=_SIZES,
+        note="3-D, mask per head",
+    ),
+    Sample(
+        "Attention",
+        """(float[b, s, 48] q, float[b, s, 16] k, float[b, s, 20] v) => (float[] y)
+        { y = Attention<q_num_heads = 12, kv_num_heads = 4, is_causal = 1>(q, k, v) }""",
+        free="q[2].0 q[2].1",
+        sizes=_SIZES,
+        note="3-D, groups, causal",
+    ),
+    Sample(
+        "Attention",
+        """(float[b, s, 24] q, float[b, s, 12] k, float[b, s, 12] v, bool[s, t] m, float[b, 3, p, 4] pk, float[b, 3, p, 4] pv)
+        => (float[] y, float[] nk, float[] nv) { y, nk, nv = Attention<q_num_heads = 6, kv_num_heads = 3>(q, k, v, m, pk, pv) }""",
+        free="q[2].0 q[2].1",
+        sizes={"b": 2, "s": 3, "p": 4, "t": 7},
+        note="3-D, past and present",
+    ),
+    Sample(
+        "Attention",
+        """(float[b, 6, s, 4] q, float[b, 6, t, 4] k, float[b, 6, t, 4] v) => (float[] y, float[] a)
+        { y, nk, nv, a = Attention<qk_matmul_output_mode = 3>(q, k, v) }""",
+        free="q[1]",
+        sizes=_SIZES,
+        note="scores",
+    ),
+    Sample(
+        "RotaryEmbedding",
+        """(float[b, 6, s, 8] x, int64[b, s] ids) => (float[] y) <float[16, 4] c, float[16, 4] n> { y = RotaryEmbedding(x, c, n, ids) }""",
+        free="x[1]",
+        note="4-D",
+        values={"ids": (0, 16)},
+    ),
+    Sample(
+        "RotaryEmbedding",
+        """(float[b, s, 48] x, float[b, s, 2] c, float[b, s, 2] n) => (float[] y)
+        { y = RotaryEmbedding<num_heads = 6, rotary_embedding_dim = 4, interleaved = 1>(x, c, n) }""",
+        free="x[2].0",
+        note="3-D, part of a head",
+    ),
+]

@@ -1,0 +1,64 @@
+"""Samples of operators that need an axis whole."""
+
+from tests.rules.sample import Sample
+
+SAMPLES = [
+    *(
+        Sample(op, f"(float[b, 6, 10] x) => (float[] y) {{ y = {op}<axis = -1>(x) }}", free="x[1]")
+        for op in ("Softmax", "LogSoftmax", "Hardmax")
+    ),
+    Sample("Softmax", "(float[b, 6, 10] x) => (float[] y) { y = Softmax<axis = 1>(x) }", free="x[2]", note="inner axis"),
+    Sample("Softmax", "(float[6, 8, 10] x) => (float[] y) { y = Softmax(x) }", free="x[0]", opset=11, note="all from axis 1 on"),
+    Sample("Softmax", "(float[6, 8, 10] x) => (float[] y) { y = Softmax<axis = 2>(x) }", free="x[0] x[1]", opset=12, note="old"),
+    Sample(
+        "LayerNormalization",
+        """(float[b, 6, 10] x) => (float[] y, float[] mean, float[] deviation) <float[10] w, float[10] c>
+        { y, mean, deviation = LayerNormalization<axis = -1>(x, w, c) }""",
+        free="x[1]",
+    ),
+    Sample(
+        "LayerNormalization",
+        "(float[6, 8, 10] x) => (float[] y) <float[8, 10] w> { y = LayerNormalization<axis = 1>(x, w) }",
+        free="x[0]",
+        note="two axes",
+    ),
+    Sample(
+        "RMSNormalization",
+        "(float[b, 6, 10] x) => (float[] y) <float[10] w> { y = RMSNormalization<axis = -1, epsilon = 0.01>(x, w) }",
+        free="x[1]",
+    ),
+    Sample("CumSum", "(float[b, 6, 10] x) => (float[] y) <int64 axis = {1}> { y = CumSum(x, axis) }", free="x[2]"),
+    Sample(
+        "CumSum",
+        "(float[b, 6, 10] x) => (float[] y) <int64[1] axis = {-1}> { y = CumSum<exclusive = 1, reverse = 1>(x, axis) }",
+        free="x[1]",
+        note="backwards",
+    ),
+    Sample("Trilu", "(float[b, 6, 7, 8] x) => (float[] y) <int64 k = {1}> { y = Trilu(x, k) }", free="x[1]"),
+    Sample(
+        "TopK",
+        "(float[b, 6, 10] x) => (float[] y, int64[] i) <int64[1] k = {3}> { y, i = TopK<axis = -1>(x, k) }",
+        free="x[1]",
+    ),
+    Sample(
+        "TopK",
+        "(float[b, 6, 10] x) => (int64[] i) <int64[1] k = {4}> { y, i = TopK<axis = 1, largest = 0>(x, k) }",
+        free="x[2]",
+        note="smallest",
+    ),
+    *(
+        Sample(op, f"(float[b, 6, 10] x) => (int64[] y) {{ y = {op}<axis = -1, keepdims = {keep}>(x) }}", free="x[1]", note=note)
+        for op in ("ArgMax", "ArgMin")
+        for keep, note in ((1, ""), (0, "axis goes"))
+    ),
+    Sample(
+        "GroupNormalization",
+        "(float[4, 6, 10] x) => (float[] y) <float[6] w, float[6] c> { y = GroupNormalization<num_groups = 3>(x, w, c) }",
+        free="x[0]",
+    ),
+    Sample(
+        "InstanceNormalization",
+        "(float[4, 6, 10] x) => (float[] y) <float[6] w, float[6] c> { y = InstanceNormalization(x, w, c) }",
+        free="x[0]",
+    ),
+]  # fmt: skip

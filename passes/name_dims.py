@@ -55,7 +55,7 @@ class NameDims:
 
 
 def _may_be_cut(value: Value) -> bool:
-    """Caches that only come in (encoder keys and values) or only go out (a prefill graph's): by name, of three axes or more."""
+    """Caches that only come in (encoder keys and values) or only go out (a prefill graph's): by name, and rank."""
     return (
         is_cache_name(value.name)
         and len(value.sizes or ()) >= 3

@@ -59,7 +59,7 @@ class Rewriter:
         self._doors()
         return self.emitter.program
 
-    # -- what is cut where --------------------------------------------------------------------------------------------
+    # -- what is cut where -------------------------------------------
 
     def _active(self, node: Node) -> Leaves:
         """The cut leaves along which a node runs cut: all in its operands but those it needs whole."""
@@ -93,7 +93,7 @@ class Rewriter:
                     self.versions.because[output] = self.because(node)
 
     def _at_door(self, value: Value) -> Leaves:
-        """The leaves along which a graph input or output is cut: a cache along its one axis that is, everything else along none."""
+        """The leaves along which an input or output is cut: a cache along one axis, everything else along none."""
         found = self._within(self.analysis.axes[value], frozenset(self.cut.axes)) - self.analysis.conflicts.get(
             value, NONE
         )
@@ -106,7 +106,7 @@ class Rewriter:
         local = self.cut.only(self.active[node])
         return frozenset().union(*(local.touched(reduced.dim) for reduced in self.analysis.relations[node].reduced))
 
-    # -- nodes ----------------------------------------------------------------------------------------------------------
+    # -- nodes -------------------------------------------------------
 
     def _metadata(self, node: Node) -> None:
         """Shape arithmetic stays global: what does not depend on inputs is folded, `Shape` of a cut value corrected."""
@@ -301,7 +301,7 @@ class Rewriter:
         nothing = emitter.constant("tpcompile.nothing", np.zeros((), numpy_dtype(dtype)))
         emitter.node("Where", [mine, found, nothing], output)
 
-    # -- what depends on local sizes ----------------------------------------------------------------------------------------
+    # -- what depends on local sizes ---------------------------------
 
     def _patch(self, node: Node, relation: Relation, inputs: list[str]) -> tuple[dict[str, object], frozenset[str]]:
         attributes: dict[str, object] = {}
@@ -365,7 +365,7 @@ class Rewriter:
         inputs += [""] * (operand + 1 - len(inputs))
         inputs[operand] = made
 
-    # -- doors ----------------------------------------------------------------------------------------------------------------
+    # -- doors -------------------------------------------------------
 
     def _doors(self) -> None:
         program = self.analysis.program

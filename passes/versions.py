@@ -1,4 +1,4 @@
-"""The versions of a value: cut as its node makes it, summed, gathered, sliced. Each is made once, when first asked for."""
+"""The versions of a value: as its node makes it, summed, gathered, sliced. Each is made once, when first asked for."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Versions:
             self._names[key] = make(value.name if own else self.emitter.name(f"{value.name}.{suffix}"))
         return self._names[key]
 
-    # -- stored tensors ---------------------------------------------------------------------------------------------
+    # -- stored tensors ----------------------------------------------
 
     def stored(self, value: Value, axes: Sequence[Dim], want: Leaves, mask: frozenset[int] = frozenset()) -> str:
         """The part of a stored tensor cut along `want`; zeros except where the coordinate on all of `mask` is 0."""
@@ -117,7 +117,7 @@ class Versions:
         digits = self.cut.mesh.digits(rank)
         return all(digits[axis] == 0 for axis in axes)
 
-    # -- collectives ------------------------------------------------------------------------------------------------
+    # -- collectives -------------------------------------------------
 
     def _axes(self, value: Value) -> list[Dim]:
         axes = self.analysis.axes[value]
@@ -210,7 +210,8 @@ class Versions:
         ordered = all(np.array_equal(found, np.arange(part * degree)) for found in order)
         direct = ordered and not position and dims[axis].static
         name = emitter.collective(
-            "all_gather", name, output if direct else emitter.name(f"{output}.gathered"), over, value=value, shapes=gathered,
+            "all_gather", name, output if direct else emitter.name(f"{output}.gathered"), over,
+            value=value, shapes=gathered,
             nbytes=self._bytes(value, gathered[0]), because=self.because.get(value, ""),
         )  # fmt: skip
         if not ordered:
@@ -245,7 +246,8 @@ class Versions:
             [False] * (len(parts) - len(fixed)) + [True] * len(fixed),
             [True] * len(fixed) + [False] * (len(parts) - len(fixed)),
         ):
-            raise refuse("TP330", f"tensor {value.name}", f"axis {axis} mixes a cut dimension with sizes that depend on the inputs",
+            raise refuse("TP330", f"tensor {value.name}",
+                         f"axis {axis} mixes a cut dimension with sizes that depend on the inputs",
                          "Pin the weights that cause it whole (--pin GLOB=whole)")  # fmt: skip
         from tpcompile.dims.dim import product
 
@@ -295,7 +297,7 @@ class Versions:
         target = emitter.node("Concat", pieces, emitter.name(f"{output}.target"), axis=0)
         return emitter.node("Reshape", [name, target], output)
 
-    # -- local slices -----------------------------------------------------------------------------------------------
+    # -- local slices ------------------------------------------------
 
     def _slice(self, value: Value, name: str, held: Leaves, want: Leaves, output: str) -> str:
         """Take this rank's part of a version that holds more; free of communication."""

@@ -19,10 +19,10 @@ __all__ = [
 ]
 
 _WHERE = {
-    "Bundle": "tpcompile.api", "compile": "tpcompile.api", "load": "tpcompile.api", "plan": "tpcompile.api", "verify": "tpcompile.api",
-    "InferenceSession": "tpcompile.run.session",
-    "NumbersDiffer": "tpcompile.errors", "RankFailed": "tpcompile.errors", "Refused": "tpcompile.errors", "TpcompileError": "tpcompile.errors",
-}  # fmt: skip
+    "tpcompile.api": ("Bundle", "compile", "load", "plan", "verify"),
+    "tpcompile.run.session": ("InferenceSession",),
+    "tpcompile.errors": ("NumbersDiffer", "RankFailed", "Refused", "TpcompileError"),
+}
 
 if TYPE_CHECKING:
     from tpcompile.api import Bundle, compile, load, plan, verify
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Load what is asked for, when it is: a rank that only runs needs neither scipy nor onnx_ir."""
-    if name not in _WHERE:
-        raise AttributeError(f"module 'tpcompile' has no attribute '{name}'")
     from importlib import import_module
 
-    return getattr(import_module(_WHERE[name]), name)
+    for module, names in _WHERE.items():
+        if name in names:
+            return getattr(import_module(module), name)
+    raise AttributeError(f"module 'tpcompile' has no attribute '{name}'")

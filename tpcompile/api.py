@@ -89,8 +89,8 @@ def compile(
     """Compile a model for `tp` ranks into a folder.
 
     Args:
-        model: path of an ONNX file, `onnx.ModelProto`, `onnx_ir.Model`, `onnx_graphsurgeon.Graph`, `torch.nn.Module` (with
-            `example_inputs`) or `torch.export.ExportedProgram`.
+        model: path of an ONNX file, `onnx.ModelProto`, `onnx_ir.Model`, `onnx_graphsurgeon.Graph`, `torch.nn.Module`
+            (with `example_inputs`) or `torch.export.ExportedProgram`.
         tp: degree of tensor parallelism: the number of ranks.
         out: the folder to write, by default MODEL.tpN beside the model (`model.tpN` here for a model in memory).
         force: replace a bundle that is there.

@@ -27,7 +27,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; returns its exit code: 0 done, 1 our own fault, 2 refused, 3 numbers differ, 4 a rank failed, 130 interrupted."""
+    """Run a command and return its exit code.
+
+    0 done, 1 our own fault, 2 refused, 3 numbers differ, 4 a rank failed, 130 interrupted.
+    """
     words = list(sys.argv[1:] if argv is None else argv)
     command = words[0] if words and words[0] in COMMANDS else "compile"
     try:
@@ -46,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception:  # the last resort: say that it is ours, and what helps us
         traceback.print_exc()
         print(
-            f"TP999 this is a fault of tpcompile {__version__}. Please report the lines above, with the command and, if you can, the model",
+            f"TP999 this is a fault of tpcompile {__version__}. Please report the lines above, with the command and, "
+            "if you can, the model",
             file=sys.stderr,
         )
         return OUR_FAULT
@@ -84,7 +88,7 @@ _DESCRIPTIONS = {
     "  tpcompile model.onnx --tp 4            writes model.tp4/\n"
     "  tpcompile run model.tp4 --inputs x.npz runs it here; mpirun -n 4 tprun model.tp4 does the same\n\n"
     "other commands: tpcompile plan | verify | run | doctor (each has --help)",
-    "plan": "Show what would be cut, what that saves and costs, and why the rest stays whole. Weights need not be there.",
+    "plan": "Show what would be cut, what that saves and costs, and why the rest stays whole; needs no weights.",
     "verify": "Hold a bundle against the model it was made from.",
     "run": "Run a bundle on this machine: starts mpirun with all its ranks.",
     "doctor": "Check what running a bundle needs: MPI, ONNX Runtime, a bare AllReduce.",
@@ -140,8 +144,9 @@ def _wishes(arguments: argparse.Namespace) -> dict[str, Any]:
 
     pins = [(pattern, kind) for text in arguments.pin for pattern, kind in read_pairs("--pin", [text]).items()]
     return {
-        "objective": arguments.objective, "pins": pins, "outputs": arguments.outputs, "sizes": read_sizes(arguments.sizes), "plan": arguments.plan,
-        "state": read_pairs("--state", arguments.state), "roles": read_pairs("--role", arguments.role), "strict": arguments.strict,
+        "objective": arguments.objective, "pins": pins, "outputs": arguments.outputs,
+        "sizes": read_sizes(arguments.sizes), "plan": arguments.plan, "strict": arguments.strict,
+        "state": read_pairs("--state", arguments.state), "roles": read_pairs("--role", arguments.role),
         "allow_links": arguments.allow_links,
     }  # fmt: skip
 

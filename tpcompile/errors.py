@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Fault:
-    """One thing that is wrong: `code` (TPnnn), `where` (file, node or tensor), `fact` (what we saw), `remedy` (what would work)."""
+    """One thing that is wrong: `code` (TPnnn), `where` (file, node, tensor), `fact` (what we saw), `remedy`."""
 
     code: str
     where: str

@@ -67,10 +67,10 @@ def print_plan(work: Compilation) -> None:
 
     console = Console(highlight=False)
     held = holding(work.analysis, work.problem, work.plan.cut)
-    plan = work.plan
+    plan, largest = work.plan, max(held.rank_bytes)
     console.print(
         f"[bold]{escape(work.source.file)}[/] on {plan.mesh.tp} ranks: {bytes_text(held.source_bytes)} of weights, "
-        f"{bytes_text(max(held.rank_bytes))} on the largest rank ({max(held.rank_bytes) / max(held.source_bytes, 1):.0%})"
+        f"{bytes_text(largest)} on the largest rank ({largest / max(held.source_bytes, 1):.0%})"
     )
     counts = collective_counts(work)
     console.print(f"{counts['all_reduce']} AllReduce and {counts['all_gather']} AllGather a run\n")

@@ -17,7 +17,7 @@ from tpcompile.dims.relation import NotCovered, Relation
 from tpcompile.graph.program import Node, Program, Value
 
 PER_USE = 4096
-"""Stored tensors of up to this many elements get their own dims at each use: exporters share constants across meanings."""
+"""Stored tensors of up to this many elements get dims of their own at each use: exporters share constants."""
 
 
 @dataclass

@@ -64,7 +64,7 @@ class Mesh:
         return found
 
     def groups(self, axes: SubAxes) -> list[list[int]]:
-        """The ranks that differ only on `axes`, each group ordered by coordinate; one group of all ranks if `axes` is all."""
+        """The ranks that differ only on `axes`, each group ordered by coordinate."""
         found: dict[tuple[int, ...], list[int]] = {}
         for rank in range(self.tp):
             digits = self.digits(rank)
@@ -165,7 +165,7 @@ class Cut:
         return local, whole
 
     def covered(self, dim: Dim) -> frozenset[int]:
-        """The sub-axes over which *every* element of the dim is cut (all segments of a sum, any factor of a product)."""
+        """The sub-axes over which *every* element of the dim is cut: all segments of a sum, any factor of a product."""
         top = root(dim)
         if top.kind == "leaf":
             return frozenset(self.of(top))

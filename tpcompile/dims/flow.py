@@ -18,7 +18,7 @@ SubAxisSet = frozenset[int]
 
 @dataclass
 class Flow:
-    """`partial[value]` are the sub-axes over which a value is a pending sum; `sources[value]` the nodes whose sums it holds."""
+    """`partial[value]`: the sub-axes over which a value is a pending sum; `sources[value]`: the nodes that summed."""
 
     partial: dict[Value, SubAxisSet] = field(default_factory=dict)
     sources: dict[Value, frozenset[Node]] = field(default_factory=dict)
@@ -72,7 +72,7 @@ class PartialFlow:
         return self._found[value]
 
     def certain(self, value: Value) -> SubAxisSet:
-        """As `partial`, leaving out what is only partial because a whole operand was masked for the sake of a later sum."""
+        """As `partial`, without what is only partial because a whole operand was masked for a later sum."""
         if value not in self._certain:
             self._certain[value] = self._partial(value, masks=False)
         return self._certain[value]

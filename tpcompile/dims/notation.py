@@ -1,4 +1,4 @@
-"""The notation of rules: "... m k, ... k n -> ... m n". Letters are dims; equal letters are one dim; "..." broadcasts."""
+"""The notation of rules, "... m k, ... k n -> ... m n": letters are dims, equal ones are one, "..." broadcasts."""
 
 from __future__ import annotations
 

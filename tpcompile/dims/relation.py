@@ -21,7 +21,7 @@ class NotCovered(Exception):
 
 @dataclass(frozen=True)
 class ScaledShape:
-    """Operand `operand` lists sizes of axes: entry i is multiplied by local/global of `dims[i]`; None entries stay (−1, 0)."""
+    """Operand `operand` lists sizes of axes: entry i becomes local where `dims[i]` is cut; None (−1, 0) stays."""
 
     operand: int
     dims: tuple[Dim | None, ...]
@@ -88,7 +88,7 @@ class Relation:
         self._spoken: set[int] = set()
         self._made: list[Dim] = []
 
-    # -- reading the node ---------------------------------------------------------------------------------------
+    # -- reading the node --------------------------------------------
 
     def input(self, index: int) -> Axes:
         """The dims of a required operand."""
@@ -121,7 +121,7 @@ class Relation:
             raise NotCovered(f"no attribute {name}")
         return int(found) % rank if rank else 0
 
-    # -- what a rule says -----------------------------------------------------------------------------------------
+    # -- what a rule says --------------------------------------------
 
     def pair(self, a: Dim, b: Dim) -> None:
         """The two dims are one: a cut of one is the same cut of the other."""
@@ -229,7 +229,7 @@ class Relation:
         if entries:
             self.patches.append(LocalEntries(operand, length, entries, when, drops))
 
-    # -- after all rules ran ----------------------------------------------------------------------------------------
+    # -- after all rules ran -----------------------------------------
 
     def settle(self, metadata: Callable[[Value], bool]) -> dict[Dim, str]:
         """The leaves that the node needs whole, each with the reason.

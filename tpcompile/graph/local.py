@@ -1,4 +1,4 @@
-"""The program of all ranks at once: the same nodes, names and order everywhere; tensors and some numbers differ by rank.
+"""The program of all ranks at once: the same nodes, names and order; tensors and some numbers differ by rank.
 
 `tpcompile.graph.to_onnx` makes one ONNX graph per rank of it, at the very end.
 """

@@ -38,7 +38,7 @@ class Samples:
         self.symbols: dict[str, Sizes] = {}
         self._found: dict[Sizes, Term | None] = {}
         self.forced: dict[Sizes, Sizes] = {}
-        """Computed sizes that the graph only accepts as another: the patches of an image whose size is free by name only."""
+        """Computed sizes that the graph only accepts as another: patches of an image that is free by name only."""
 
     def symbol(self, name: str) -> Sizes:
         """The sizes of a symbol, or of a sum or product of symbols as exporters spell them ("past + 1")."""
@@ -60,7 +60,7 @@ class Samples:
         return self.symbol(f"#{value}.{axis}")
 
     def bind(self, a: Sizes, b: Sizes) -> bool:
-        """Make two sizes that must be equal one: move the symbols that stand for one, or else take the fixed one for the other."""
+        """Make two sizes one: move the symbols that stand for one of them, or else take the fixed one for the other."""
         for old, new in ((b, a), (a, b)):
             moved = [name for name, sizes in self.symbols.items() if sizes == old]
             if moved:
@@ -79,7 +79,7 @@ class Samples:
             self.symbols[name] = self._choose(IMAGE)
 
     def _choose(self, start: int = 5) -> Sizes:
-        """A new prime per sample, each at least twice that of the sample before: rounding to blocks must not make them agree."""
+        """A new prime per sample, each at least twice the one before: rounding to blocks must not make them agree."""
         taken = [sizes for sizes in self.symbols.values() if len(set(sizes)) > 1]
         for first in _primes(start):
             found: list[int] = []

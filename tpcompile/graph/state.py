@@ -1,9 +1,9 @@
-"""Which outputs are the next step's inputs (caches), and what the other inputs are for: by flow and shape first, names last."""
+"""Which outputs are the next step's inputs (caches), and what other inputs are for: by flow first, names last."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tpcompile.errors import Fault
@@ -11,13 +11,18 @@ from tpcompile.graph.program import Node, Program, Value
 
 _SEE_THROUGH = frozenset(("Identity", "Cast", "Reshape", "Transpose", "Unsqueeze", "Squeeze"))
 _CACHE_NAMES = re.compile("past|present|cache|key|value")
-_INTO_ATTENTION = {("", "Attention"): ((4, 1), (5, 2)), ("com.microsoft", "GroupQueryAttention"): ((3, 1), (4, 2)),
-                   ("com.microsoft", "MultiHeadAttention"): ((6, 1), (7, 2)), ("com.microsoft", "Attention"): ((4, 1),)}  # fmt: skip
+_INTO_ATTENTION = {
+    ("", "Attention"): ((4, 1), (5, 2)),
+    ("com.microsoft", "GroupQueryAttention"): ((3, 1), (4, 2)),
+    ("com.microsoft", "MultiHeadAttention"): ((6, 1), (7, 2)),
+    ("com.microsoft", "Attention"): ((4, 1),),
+}
+"""Attention operators that take caches: (operand, output) pairs."""
 
 
 @dataclass(frozen=True)
 class StatePair:
-    """An input and the output that replaces it in the next step, growing along `axis` ("append") or written in place."""
+    """An input and the output that replaces it in the next step, growing along `axis` or written in place."""
 
     input: Value
     output: Value
@@ -48,19 +53,25 @@ def find_state(program: Program, given: Mapping[str, str] | None = None) -> tupl
                 found.setdefault(source.name, StatePair(source, output, axis, kind))
     for name, successor in (given or {}).items():
         if name not in inputs or successor not in outputs:
-            missing = name if name not in inputs else successor
-            faults.append(Fault("TP120", f"--state {name}={successor}", f"the model has no {'input' if missing == name else 'output'} '{missing}'",
-                                f"Use names of its inputs ({', '.join(list(inputs)[:4])}…) and outputs ({', '.join(list(outputs)[:4])}…)"))  # fmt: skip
+            side, missing = ("input", name) if name not in inputs else ("output", successor)
+            remedy = f"Use names of its inputs ({_some(inputs)}) and outputs ({_some(outputs)})"
+            faults.append(Fault("TP120", f"--state {name}={successor}", f"the model has no {side} '{missing}'", remedy))
             continue
         a, b = inputs[name], outputs[successor]
         growing = _growing_axis(a, b)
         if a.dtype != b.dtype or growing is None:
-            faults.append(Fault("TP121", f"--state {name}={successor}", f"they are {a.dtype}{list(a.shape or ())} and {b.dtype}{list(b.shape or ())}",
-                                "The two ends of a cache have one type and differ in one axis at most"))  # fmt: skip
+            fact = f"they are {a.dtype}{list(a.shape or ())} and {b.dtype}{list(b.shape or ())}"
+            remedy = "The two ends of a cache have one type and differ in one axis at most"
+            faults.append(Fault("TP121", f"--state {name}={successor}", fact, remedy))
             continue
         found = {key: pair for key, pair in found.items() if pair.output is not b}
         found[name] = StatePair(a, b, max(growing, 0), "append" if growing >= 0 else "in_place")
     return [found[name] for name in inputs if name in found], faults
+
+
+def _some(names: Iterable[str]) -> str:
+    shown = list(names)
+    return ", ".join(shown[:4]) + (", …" if len(shown) > 4 else "")
 
 
 def is_cache_name(name: str) -> bool:

@@ -19,8 +19,13 @@ from tpcompile.graph.samples import SAMPLES, Samples
 
 Shape = tuple[Sizes, ...]
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv, ast.Div: operator.floordiv, ast.Mod: operator.mod,
-}  # fmt: skip
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
+    ast.Div: operator.floordiv,
+    ast.Mod: operator.mod,
+}
 
 
 def symbolic_shapes(source: SourceModel, samples: Samples) -> dict[str, tuple[str, Shape]]:

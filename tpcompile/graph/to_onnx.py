@@ -1,4 +1,4 @@
-"""One rank's ONNX model of the program of all ranks. Weights are named, not copied: their bytes lie beside the model."""
+"""One rank's ONNX model of the program of all ranks. Weights are named, not copied: their bytes lie beside it."""
 
 from __future__ import annotations
 

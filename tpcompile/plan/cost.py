@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 ALLREDUCE_SHARE = 0.75
-"""An AllReduce costs as much as cutting saves on this share of a mean weight of the model's products: a tenth of a layer."""
+"""An AllReduce costs what cutting saves on this share of a mean weight of the products: a tenth of a layer."""
 READS_PER_LINK_BYTE = 11.0
 """Bytes of memory read in the time one byte crosses a link: 3.35 TB/s of HBM3 over 300 GB/s of NVLink."""
 A_CUT_SHARE = 0.01

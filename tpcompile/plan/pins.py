@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 
 from tpcompile.dims.analysis import Analysis
@@ -25,69 +25,53 @@ def pin_wishes(analysis: Analysis, problem: Problem, pins: Sequence[tuple[str, s
     Raises:
         Refused: TP104 a pattern that matches no weight, or a way to lie that the weight does not have.
     """
-    faults, wishes = [], []
+    faults: list[Fault] = []
+    wishes: list[Wish] = []
     uses = list(weight_uses(analysis))
     for pattern, kind in pins:
         label = f"pin '{pattern}={kind}'"
-        matched = [(value, axes, nodes) for value, axes, nodes in uses if fnmatchcase(value.name, pattern)]
+        matched = [use for use in uses if fnmatchcase(use[0].name, pattern)]
         if not matched:
             names = sorted({value.name for value, _, _ in uses})
-            faults.append(
-                Fault(
-                    "TP104",
-                    label,
-                    f"no weight has such a name (there are {len(names)}, such as '{names[0] if names else ''}')",
-                    "Correct the pattern, or leave the pin out",
-                )
-            )
-            continue
+            fact = f"no weight has such a name (there are {len(names)}, such as '{names[0] if names else ''}')"
+            faults.append(Fault("TP104", label, fact, "Correct the pattern, or leave the pin out"))
         for value, axes, nodes in matched:
-            stuck = uncut_leaves(analysis, value, nodes)
-            if kind == "whole":
-                groups = frozenset(
-                    problem.group_of[leaf]
-                    for dim in axes
-                    for leaf in leaves(dim)
-                    if leaf in problem.group_of and leaf not in stuck
-                )
-                wishes.append(Wish(label, (groups,), False))
-                continue
-            chosen = [dim for dim in axes if _role(analysis, dim, nodes) == kind]
-            if not chosen:
-                roles = sorted({_role(analysis, dim, nodes) for dim in axes})
-                faults.append(
-                    Fault(
-                        "TP104",
-                        label,
-                        f"{value.name} {list(value.weight.shape) if value.weight else []} has no such axis (its axes are {', '.join(roles)})",
-                        f"Use one of {', '.join([*roles, 'whole'])}, or leave the pin out",
-                    )
-                )
-                continue
-            for dim in chosen:
-                found = tuple(
-                    frozenset(
-                        problem.group_of[leaf] for leaf in inside if leaf in problem.group_of and leaf not in stuck
-                    )
-                    for inside, _ in terms(dim)
-                )
-                largest = max(
-                    (leaf.size for leaf in leaves(dim) if leaf in problem.group_of and leaf not in stuck), default=0
-                )
-                if any(not term for term in found) or largest < 2:
-                    why = next(
-                        (
-                            analysis.blocked[node][leaf]
-                            for node in nodes
-                            for leaf in leaves(dim)
-                            if leaf in analysis.blocked[node]
-                        ),
-                        "it stands in no dimension that can be cut",
-                    )
-                    faults.append(Fault("TP104", label, f"{value.name} cannot be cut so: {why}", "Leave the pin out"))
-                    break
-                wishes.append(Wish(label, found, True))
+            found = _wishes_of(analysis, problem, label, kind, value, axes, nodes)
+            if isinstance(found, Fault):
+                faults.append(found)
+            else:
+                wishes += found
     raise_all(faults)
+    return wishes
+
+
+def _wishes_of(
+    analysis: Analysis, problem: Problem, label: str, kind: str, value: Value, axes: list[Dim], nodes: Sequence[Node]
+) -> list[Wish] | Fault:
+    """What a pin asks of one weight, or why the weight cannot lie so."""
+    stuck = uncut_leaves(analysis, value, nodes)
+
+    def groups(inside: Iterable[Dim]) -> frozenset[int]:
+        return frozenset(problem.group_of[leaf] for leaf in inside if leaf in problem.group_of and leaf not in stuck)
+
+    if kind == "whole":
+        return [Wish(label, (groups(leaf for dim in axes for leaf in leaves(dim)),), False)]
+    roles = [_role(analysis, dim, nodes) for dim in axes]
+    if kind not in roles:
+        fact = f"{value.name} {[dim.size for dim in axes]} has no such axis (its axes are {', '.join(roles)})"
+        return Fault(
+            "TP104", label, fact, f"Use one of {', '.join(dict.fromkeys([*roles, 'whole']))}, or leave the pin out"
+        )
+    wishes = []
+    for dim in (dim for dim, role in zip(axes, roles, strict=True) if role == kind):
+        parts = tuple(groups(inside) for inside, _ in terms(dim))
+        if not all(parts):
+            reasons = [
+                analysis.blocked[node][leaf] for node in nodes for leaf in leaves(dim) if leaf in analysis.blocked[node]
+            ]
+            why = reasons[0] if reasons else "it stands in no dimension that can be cut"
+            return Fault("TP104", label, f"{value.name} cannot be cut so: {why}", "Leave the pin out")
+        wishes.append(Wish(label, parts, True))
     return wishes
 
 

@@ -30,12 +30,18 @@ def plan_toml(plan: Plan) -> str:
     ]
     for group in plan.groups:
         lines += [
-            "", "[[dimension]]", f"name = {json.dumps(group.name)}", f"size = {group.size}", f"count = {group.count}",
-            f"sub_axes = {list(group.axes)}", f"blocks = {list(group.blocks)}", f"saves_bytes_per_rank = {group.saved_bytes}",
-            "weights = [" + "".join(f"\n    {json.dumps(weight)}," for weight in group.weights) + "\n]",
-        ]  # fmt: skip
+            "",
+            "[[dimension]]",
+            f"name = {json.dumps(group.name)}",
+            f"size = {group.size}",
+            f"count = {group.count}",
+            f"sub_axes = {list(group.axes)}",
+            f"blocks = {list(group.blocks)}",
+            f"saves_bytes_per_rank = {group.saved_bytes}",
+        ]
         if group.reason:
-            lines.insert(len(lines) - 1, f"because = {json.dumps(group.reason)}")
+            lines.append(f"because = {json.dumps(group.reason)}")
+        lines.append("weights = [" + "".join(f"\n    {json.dumps(weight)}," for weight in group.weights) + "\n]")
     return "\n".join(lines) + "\n"
 
 
@@ -43,8 +49,8 @@ def read_choice(path: Path, problem: Problem) -> Choice:
     """The choice that a plan.toml makes for this problem.
 
     Raises:
-        Refused: TP110 not readable, TP111 made for another tp, TP112 a dimension the model does not have, TP113 sub-axes
-            that cannot be cut so, TP114 two dimensions that cannot be cut over one sub-axis; all faults at once.
+        Refused: TP110 not readable, TP111 made for another tp, TP112 a dimension the model does not have, TP113
+            sub-axes that cannot be cut so, TP114 two dimensions that exclude each other; all faults at once.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))

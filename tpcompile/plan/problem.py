@@ -224,7 +224,7 @@ def terms(dim: Dim) -> Iterator[tuple[list[Dim], int]]:
 
 
 def _price_measure(problem: Problem, analysis: Analysis) -> None:
-    """The geometric mean of the bytes that products read: one very wide FFN must not make attention look too small to cut."""
+    """The geometric mean of the bytes products read: one wide FFN must not make attention look too small to cut."""
     found = []
     for node, relation in analysis.relations.items():
         if relation.reduced and relation.lookup is None:
@@ -333,7 +333,7 @@ def _gathers(
 
 
 def separable(dim: Dim) -> bool:
-    """Whether the cut part of an axis can be split off from what is dynamic in it: dynamic factors, then static ones, or the other way round."""
+    """Whether the static factors of an axis stand together at one end, so that they can be split off."""
     top = root(dim)
     if top.static or top.kind == "leaf":
         return True

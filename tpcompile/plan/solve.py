@@ -22,7 +22,7 @@ Choice = dict[int, SubAxes]
 class Wish:
     """A demand on the plan: over all sub-axes (`cut`) or none, for each set of groups in `terms`.
 
-    A cut wish asks every term to be cut over all of the mesh by some of its groups; a whole wish that none of them is cut.
+    A cut wish asks every term to be cut over all of the mesh by some of its groups; a whole wish that none is cut.
     """
 
     label: str

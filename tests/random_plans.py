@@ -1,0 +1,148 @@
+"""Plans that no planner would choose, compiled and run: what they break is a rule, the rewriting or a constraint.
+
+A random plan cuts anything it may over any sub-axes, and layers that are alike differently: gathers, local slices,
+uneven blocks, nested sub-axes and cut products with dynamic factors all occur. Two kinds are drawn: `solved` is the
+optimum of the planner's own program under a random price for each cut; `listed` only avoids what `--plan` refuses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from tests.one_graph import Array, OneGraph, difference, session
+from tests.test_real_graphs import LIMIT, trials
+from tpcompile import pipeline
+from tpcompile.dims.cut import Mesh
+from tpcompile.graph.doors import open_model
+from tpcompile.output import write_bundle
+from tpcompile.passes.choose_plan import nominal_sizes
+from tpcompile.passes.compilation import Compilation
+from tpcompile.passes.infer_shapes import InferShapes
+from tpcompile.passes.name_dims import NameDims
+from tpcompile.plan.cost import Prices
+from tpcompile.plan.plan import Plan, make_plan
+from tpcompile.plan.problem import Problem, build_problem
+from tpcompile.plan.request import Request
+from tpcompile.plan.solve import Choice, Solver, feasible
+
+KINDS = ("solved", "listed")
+__all__ = ["KINDS", "LIMIT", "Draw", "Subject"]
+
+
+@dataclass(frozen=True)
+class Draw:
+    """One random plan: everything follows from these."""
+
+    tp: int
+    seed: int
+    kind: str = "solved"
+    alike: bool = False
+    """Whether repeated layers share a decision, as the planner has it."""
+    outputs: str = "whole"
+
+
+class Subject:
+    """A model, analysed once, its inputs and what they give; `errors` compiles it under a random plan and runs that."""
+
+    def __init__(self, model: onnx.ModelProto, feeds: dict[str, Array]) -> None:
+        self.reference = session(model.SerializeToString())
+        self.names = [output.name for output in self.reference.get_outputs()]
+        self.trials = list(self._runnable(model, feeds))
+        self.source = open_model(model)
+        self._analysed: dict[str, Compilation] = {}
+
+    def _runnable(
+        self, model: onnx.ModelProto, feeds: dict[str, Array]
+    ) -> Iterator[tuple[str, dict[str, Array], dict[str, Array]]]:
+        """The inputs that the source itself accepts, with its outputs; the sample must be among them."""
+        declared = {value.name for value in self.reference.get_inputs()}
+        for name, given in trials(model, {key: value for key, value in feeds.items() if key in declared}):
+            try:
+                found = self.reference.run(self.names, given)
+            except Exception:  # onnxruntime raises a dozen types of its own
+                if name == "sample":
+                    raise
+                continue
+            yield name, given, dict(zip(self.names, found, strict=True))
+
+    def analysed(self, outputs: str) -> Compilation:
+        if outputs not in self._analysed:
+            work = pipeline.start(self.source, Request(outputs=outputs))
+            self._analysed[outputs] = pipeline.run(work, (InferShapes(), NameDims()))
+        return self._analysed[outputs]
+
+    def compiled(self, draw: Draw, folder: Path) -> Plan:
+        """Write the bundle of a random plan into an empty folder."""
+        work = dataclasses.replace(self.analysed(draw.outputs), request=Request(draw.tp, outputs=draw.outputs))
+        problem = build_problem(work.analysis, Mesh(draw.tp), work.cut_doors, nominal_sizes(work))
+        problem = problem if draw.alike else each_alone(problem)
+        choice = CHOOSE[draw.kind](problem, np.random.default_rng(draw.seed))
+        work._problem, work._plan = problem, make_plan(problem, choice, "balanced", {})
+        pipeline.run(work, pipeline.REWRITING)
+        write_bundle(work, folder)
+        return work.plan
+
+    def errors(self, draw: Draw) -> dict[str, float]:
+        """The largest relative error of each trial under a random plan."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.compiled(draw, Path(folder))
+            ranks, found = OneGraph(Path(folder)), {}
+            for name, given, wanted in self.trials:
+                got = ranks.run(given)
+                found[name] = max(difference(wanted[key], got[key]) for key in self.names)
+            return found
+
+
+def each_alone(problem: Problem) -> Problem:
+    """The same problem with one group per class; constraints on a group hold for each pair of its classes."""
+    position = {cls.leaf: k for k, cls in enumerate(problem.classes)}
+    members = [[position[cls.leaf] for cls in group] for group in problem.groups]
+    classes = [dataclasses.replace(cls, group=k) for k, cls in enumerate(problem.classes)]
+    return dataclasses.replace(
+        problem,
+        classes=classes,
+        groups=[[cls] for cls in classes],
+        group_of=position,
+        exclusive={(min(i, j), max(i, j)) for a, b in problem.exclusive for i in members[a] for j in members[b]},
+        together=set(),
+        forbidden={k: why for group, why in problem.forbidden.items() for k in members[group]},
+    )
+
+
+def solved(problem: Problem, random: np.random.Generator) -> Choice:
+    """The cheapest plan where each cut has a random price, often below zero, and nothing else costs."""
+    solver = Solver(problem, Prices.of("balanced", 0.0, problem.mesh.tp))
+    solver.cost = [0.0] * len(solver.cost)
+    for (_, axes), column in solver.x.items():
+        if axes:
+            solver.cost[column] = random.uniform(-1.0, 0.5)
+    found = solver.solve()
+    assert found is not None
+    return found[0]
+
+
+def listed(problem: Problem, random: np.random.Generator) -> Choice:
+    """Cuts added in random order wherever a plan file may state them."""
+    choice: Choice = {}
+    for group in random.permutation(len(problem.groups)).tolist():
+        if group in problem.forbidden or random.random() < 0.15:
+            continue
+        size = problem.groups[group][0].size
+        free = [axis for axis in problem.mesh.all_axes if random.random() < 0.8]
+        while free:
+            tried = choice | {group: tuple(free)}
+            if problem.mesh.degree(tuple(free)) <= size and not feasible(problem, problem.mesh, tried):
+                choice = tried
+                break
+            free.pop(int(random.integers(len(free))))
+    return choice
+
+
+CHOOSE = {"solved": solved, "listed": listed}

@@ -15,9 +15,11 @@ from tpcompile.passes.cut_graph import CutGraph
 from tpcompile.passes.infer_shapes import InferShapes
 from tpcompile.passes.name_dims import NameDims
 from tpcompile.passes.remove_unused import RemoveUnused
+from tpcompile.passes.retie_weights import RetieWeights
 from tpcompile.plan.request import Request
 
 PLANNING: tuple[Pass, ...] = (
+    RetieWeights(),  # one vocabulary is one class: copies that an exporter folded would be cut, and stored, twice
     InferShapes(),  # rules compare sizes: they must be known first
     NameDims(),  # what may be cut follows from what the dims are
     ChoosePlan(),  # decide everything before anything is changed

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from tpcompile.dims.cut import Mesh
-from tpcompile.graph.local import Array, CollectiveCall, Constant, LocalNode, LocalProgram, LocalSize
+from tpcompile.graph.local import Array, CollectiveCall, Constant, LocalNode, LocalProgram, LocalSize, PerRank
 from tpcompile.graph.program import Value
+from tpcompile.graph.tensors import numpy_dtype
 from tpcompile.targets.collectives import DOMAIN, OP_TYPE
 
 
@@ -53,9 +53,13 @@ class Emitter:
             return self.constant(name, np.array(values, np.int64))
         return self.constant(name, [np.array(each, np.int64) for each in values])
 
+    def per_rank(self, name: str, rows: Sequence[Sequence[int]], scalar: bool) -> str:
+        """An int64 constant per rank: a list, or (`scalar`) its only number."""
+        return self.constant(name, [np.array(row[0] if scalar else row, np.int64) for row in rows])
+
     def scalars(self, name: str, values: Sequence[float], dtype: str | None) -> str:
         """One scalar per rank, of a value's type."""
-        return self.constant(name, [np.array(value, numpy_dtype(dtype)) for value in values])
+        return self.constant(name, [np.array(value, numpy_dtype(dtype or "float32")) for value in values])
 
     def unsqueeze(self, x: str, axes: Sequence[int], output: str) -> str:
         if self.opset < 13:
@@ -75,8 +79,6 @@ class Emitter:
         because: str,
     ) -> str:
         """A collective over the groups of ranks that differ on sub-axes `axes`."""
-        from tpcompile.graph.local import PerRank
-
         groups = self.mesh.groups(axes)
         everyone = len(groups) == 1
         mine = [next(group for group in groups if rank in group) for rank in range(self.mesh.tp)]
@@ -102,10 +104,3 @@ class Emitter:
             )
         )
         return output
-
-
-def numpy_dtype(name: str | None) -> np.dtype[Any]:
-    """The numpy (or ml_dtypes) type of a standard name."""
-    if name is None:
-        return np.dtype(np.float32)
-    return np.dtype(name) if name in np.sctypeDict else np.dtype(getattr(ml_dtypes, name))

@@ -15,10 +15,11 @@ from tpcompile.dims.analysis import Analysis, is_metadata
 from tpcompile.dims.cut import Cut
 from tpcompile.dims.dim import Dim, leaves
 from tpcompile.dims.flow import PartialFlow
-from tpcompile.dims.relation import LocalAttribute, Relation, ScaledShape
-from tpcompile.graph.local import LocalNode, LocalProgram, PerRank, Placed
+from tpcompile.graph.local import LocalNode, LocalProgram, Placed
 from tpcompile.graph.program import Node, Sizes, Value
-from tpcompile.passes.emit import Emitter, numpy_dtype
+from tpcompile.passes.emit import Emitter
+from tpcompile.passes.local_sizes import LocalSizes
+from tpcompile.passes.masked_lookup import mask_rows, masked_ids
 from tpcompile.passes.versions import NONE, Leaves, Versions
 
 
@@ -44,6 +45,7 @@ class Rewriter:
         program = self.analysis.program
         self.emitter = Emitter(self.cut.mesh, list(program.values), program.opsets.get("", 0))
         self.versions = Versions(self.analysis, self.cut, self.emitter, self.describe)
+        self.sizes = LocalSizes(self.emitter, lambda node, index: self._operand(node, index, NONE))
         self.active = {node: self._active(node) for node in self.analysis.relations}
         self._natives()
         summed = {node: self._summed(node) for node in self.analysis.relations}
@@ -157,14 +159,11 @@ class Rewriter:
         local = self.emitter.name(f"{name}.local")
         self._append(node, [self.versions.native_name(source)], [local])
         scalar = node.op == "Size"
-        up = self._numbers(f"{name}.global", [[b for _, b in each] for each in ratios], scalar)
-        down = self._numbers(f"{name}.held", [[a for a, _ in each] for each in ratios], scalar)
+        up = self.emitter.per_rank(f"{name}.global", [[b for _, b in each] for each in ratios], scalar)
+        down = self.emitter.per_rank(f"{name}.held", [[a for a, _ in each] for each in ratios], scalar)
         self.emitter.node(
             "Div", [self.emitter.node("Mul", [local, up], self.emitter.name(f"{name}.scaled")), down], name
         )
-
-    def _numbers(self, name: str, rows: Sequence[Sequence[int]], scalar: bool) -> str:
-        return self.emitter.constant(name, [np.array(row[0] if scalar else row, np.int64) for row in rows])
 
     def _operand(
         self, node: Node, index: int, want: Leaves, *, summed: bool = True, mask: frozenset[int] = frozenset()
@@ -208,9 +207,12 @@ class Rewriter:
             )
         outputs = [self.versions.native_name(v) if v is not None else "" for v in node.outputs]
         if relation.lookup is not None and own:
-            self._lookup(node, relation, inputs, outputs[0])
+            ids, mine = masked_ids(self.emitter, relation, self.cut.only(active), inputs[1], outputs[0])
+            found = self.emitter.name(f"{outputs[0]}.found")
+            self._append(node, [inputs[0], ids], [found])
+            mask_rows(self.emitter, node.outputs[0], found, mine, outputs[0])
             return
-        attributes, dropped = self._patch(node, relation, inputs)
+        attributes, dropped = self.sizes.apply(node, relation, self.cut.only(active), inputs)
         means = [
             reduced.dim for reduced in relation.reduced if reduced.mean and self.cut.only(active).leaves(reduced.dim)
         ]
@@ -260,111 +262,6 @@ class Rewriter:
             "Mul", [local, self.emitter.scalars(f"{output}.share", shares, value.dtype if value else None)], output
         )
 
-    def _lookup(self, node: Node, relation: Relation, inputs: Sequence[str], output: str) -> None:
-        """A table of which each rank has some rows: ids outside are masked to zero, so that the sum is the lookup.
-
-        ONNX indices count from the end where negative, so ids are brought to [0, rows) first; an unmasked lookup of
-        `ids - offset` would silently read other rows.
-        """
-        if relation.lookup is None:
-            raise ValueError(node.name)
-        emitter, axis = self.emitter, relation.lookup.axis
-        table = relation.input(0)[axis]
-        held = self.cut.only(self.active[node])
-        rows = [held.index(table, rank) for rank in range(self.cut.mesh.tp)]
-        ids = inputs[1]
-        value = node.inputs[1]
-        if value is not None and value.dtype != "int64":
-            ids = emitter.node("Cast", [ids], emitter.name(f"{output}.ids"), to=7)
-        zero, total = emitter.integers("tpcompile.zero", 0), emitter.integers(f"{output}.rows", table.size)
-        offset = emitter.constant(f"{output}.offset", [np.array(r[0], np.int64) for r in rows])
-        count = emitter.constant(f"{output}.held", [np.array(len(r), np.int64) for r in rows])
-        wrapped = emitter.node("Add", [ids, total], emitter.name(f"{output}.wrapped"))
-        negative = emitter.node("Less", [ids, zero], emitter.name(f"{output}.negative"))
-        ids = emitter.node("Where", [negative, wrapped, ids], emitter.name(f"{output}.ids"))
-        ids = emitter.node("Sub", [ids, offset], emitter.name(f"{output}.shifted"))
-        below = emitter.node("Less", [ids, zero], emitter.name(f"{output}.below"))
-        inside = emitter.node("Less", [ids, count], emitter.name(f"{output}.inside"))
-        mine = emitter.node(
-            "And",
-            [inside, emitter.node("Not", [below], emitter.name(f"{output}.above"))],
-            emitter.name(f"{output}.mine"),
-        )
-        ids = emitter.node("Where", [mine, ids, zero], emitter.name(f"{output}.safe"))
-        found = emitter.name(f"{output}.found")
-        self._append(node, [inputs[0], ids], [found])
-        trailing = len(relation.input(0)) - axis - 1
-        if trailing:
-            rank = len(relation.input(1))
-            mine = emitter.unsqueeze(mine, list(range(rank, rank + trailing)), emitter.name(f"{output}.mask"))
-        dtype = node.outputs[0].dtype if node.outputs[0] is not None else None
-        nothing = emitter.constant("tpcompile.nothing", np.zeros((), numpy_dtype(dtype)))
-        emitter.node("Where", [mine, found, nothing], output)
-
-    # -- what depends on local sizes ---------------------------------
-
-    def _patch(self, node: Node, relation: Relation, inputs: list[str]) -> tuple[dict[str, object], frozenset[str]]:
-        attributes: dict[str, object] = {}
-        dropped: set[str] = set()
-        entries: dict[int, tuple[int, list[dict[int, int]]]] = {}
-        held = self.cut.only(self.active[node])
-        ranks = range(self.cut.mesh.tp)
-        for patch in relation.patches:
-            if isinstance(patch, ScaledShape):
-                ratios = [[(1, 1) if dim is None else held.ratio(dim, rank) for dim in patch.dims] for rank in ranks]
-                if any(a != b for each in ratios for a, b in each):
-                    inputs[patch.operand] = self._scaled(node, patch.operand, ratios)
-            elif not any(held.leaves(dim) for dim in patch.when):
-                continue
-            elif isinstance(patch, LocalAttribute):
-                values = tuple(patch.compute(held, rank) for rank in ranks)
-                attributes[patch.name] = values[0] if all(value == values[0] for value in values) else PerRank(values)
-            else:
-                rows = entries.setdefault(patch.operand, (patch.length, [{} for _ in ranks]))[1]
-                for rank, row in enumerate(rows):
-                    row.update({position: compute(held, rank) for position, compute in patch.entries.items()})
-                dropped.update(patch.drops)
-        for operand, (length, rows) in entries.items():
-            self._entries(node, operand, length, rows, inputs)
-        return attributes, frozenset(dropped)
-
-    def _scaled(self, node: Node, operand: int, ratios: Sequence[Sequence[tuple[int, int]]]) -> str:
-        value = node.inputs[operand]
-        if value is None or value.known is None:
-            raise ValueError(f"{node.name} has no shape")
-        name = f"{node.name}.shape"
-        if value.fixed:
-            rows = [[int(v) * a // b for v, (a, b) in zip(value.known[0], each, strict=True)] for each in ratios]
-            return self.emitter.integers(name, rows)
-        up = self._numbers(f"{name}.held", [[a for a, _ in each] for each in ratios], False)
-        down = self._numbers(f"{name}.global", [[b for _, b in each] for each in ratios], False)
-        scaled = self.emitter.node("Mul", [self._operand(node, operand, NONE), up], self.emitter.name(f"{name}.scaled"))
-        return self.emitter.node("Div", [scaled, down], self.emitter.name(name))
-
-    def _entries(
-        self, node: Node, operand: int, length: int, rows: Sequence[Mapping[int, int]], inputs: list[str]
-    ) -> None:
-        """Replace entries of an integer operand (a scalar where `length` is 0) by each rank's own."""
-        value = node.inputs[operand] if operand < len(node.inputs) else None
-        name = f"{node.name}.local.{operand}"
-        dtype = numpy_dtype(value.dtype) if value is not None else np.dtype(np.int64)
-        known = value.known[0] if value is not None and value.known is not None and value.fixed else None
-        shape = known.shape if known is not None else (length,) if length else ()
-        arrays = []
-        for row in rows:
-            array = np.zeros(max(1, length), dtype) if known is None else np.array(known, dtype).reshape(-1)
-            for position, number in row.items():
-                array[position] = number
-            arrays.append(array.reshape(shape))
-        made = self.emitter.constant(name, arrays)
-        if value is not None and known is None and len(rows[0]) < max(1, length):
-            where = np.zeros(max(1, length), bool)
-            where[list(rows[0])] = True
-            mask = self.emitter.constant(f"{name}.where", where.reshape(shape))
-            made = self.emitter.node("Where", [mask, made, inputs[operand]], self.emitter.name(f"{name}.mixed"))
-        inputs += [""] * (operand + 1 - len(inputs))
-        inputs[operand] = made
-
     # -- doors -------------------------------------------------------
 
     def _doors(self) -> None:
@@ -372,7 +269,7 @@ class Rewriter:
         for value in program.outputs:
             want = self.versions.final[value]
             name = (
-                self.versions.stored(value, self.analysis.axes[value] or [], NONE)
+                self.versions.stored(value, self.analysis.axes[value] or [], want)
                 if value.weight is not None
                 else self.versions.get(value, want)
             )

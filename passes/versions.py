@@ -95,7 +95,8 @@ class Versions:
         zeroed = frozenset(rank for rank in range(self.cut.mesh.tp) if not self.starts(rank, mask))
         key = (value.weight.name, parts, zeroed)
         if key not in self._weights:
-            self._weights[key] = self.emitter.name(value.name) if value in self._stored else value.name
+            taken = value in self._stored or value in self.final  # a graph output keeps its name for itself
+            self._weights[key] = self.emitter.name(value.name) if taken else value.name
             self._stored.add(value)
             self.emitter.program.weights.append(LocalWeight(self._weights[key], value.weight, parts, zeroed))
         if shared:

@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import helper, numpy_helper
 
+from tpcompile.graph.constants import SMALL_FLOATS, SMALL_INTEGERS, constant_of
 from tpcompile.graph.evaluate import NotEvaluable, evaluate
 from tpcompile.graph.program import Node, Program, Sizes, Value
 from tpcompile.graph.samples import SAMPLES, Samples
-from tpcompile.weights.source import FileBytes, MemoryBytes
+from tpcompile.graph.tensors import ONNX_DTYPES, type_name
 
 Shape = tuple[Sizes, ...]
-SMALL_INTEGERS, SMALL_FLOATS = 4096, 64
-"""Up to how many elements a constant is metadata that may be read."""
+
 
 _BROADCAST = frozenset(
     [
@@ -103,32 +103,6 @@ def _static_sizes(program: Program) -> set[int]:
             if isinstance(size, int):
                 found.add(size)
     return found
-
-
-def constant_of(value: Value) -> np.ndarray[Any, Any] | None:
-    """The content of a small stored tensor, None where it is large, absent or of a type numpy lacks."""
-    weight = value.weight
-    if weight is None:
-        return None
-    count = int(np.prod(weight.shape, dtype=np.int64))
-    integral = weight.dtype.startswith(("int", "uint", "bool"))
-    if count > (SMALL_INTEGERS if integral else SMALL_FLOATS) or weight.dtype not in _NUMPY:
-        return None
-    if isinstance(weight.source, MemoryBytes):
-        data = bytes(weight.source.data)
-    elif isinstance(weight.source, FileBytes) and weight.source.path.is_file():
-        with weight.source.path.open("rb") as file:
-            file.seek(weight.source.offset)
-            data = file.read(weight.source.nbytes)
-    else:
-        return None
-    found: np.ndarray[Any, Any] = np.frombuffer(data, dtype=np.dtype(weight.dtype)).reshape(weight.shape)
-    return found
-
-
-_NUMPY = frozenset(
-    ["float16", "float32", "float64", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "bool"]
-)
 
 
 class _Walk:
@@ -347,7 +321,7 @@ class _Walk:
         for k, shape in enumerate(shapes):
             if shape is None:
                 continue
-            types[f"i{k}"] = helper.make_tensor_type_proto(onnx_dtype(shape[0]), shape[1])
+            types[f"i{k}"] = helper.make_tensor_type_proto(ONNX_DTYPES[shape[0]], shape[1])
             if data[k] is not None:
                 tensors[f"i{k}"] = numpy_helper.from_array(data[k])
         opsets = [helper.make_opsetid(node.domain, node.version)]
@@ -390,21 +364,10 @@ def _read_type(proto: onnx.TypeProto | None) -> tuple[str, tuple[int | None, ...
     if proto is None or not proto.HasField("tensor_type"):
         return "", None
     tensor = proto.tensor_type
-    dtype = dtype_name(tensor.elem_type) if tensor.elem_type else ""
+    dtype = type_name(tensor.elem_type) if tensor.elem_type else ""
     if not tensor.HasField("shape"):
         return dtype, None
     return dtype, tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
-
-
-def dtype_name(elem_type: int) -> str:
-    """The standard name of an ONNX element type: 1 → "float32", 17 → "float8e4m3fn"."""
-    name: str = TensorProto.DataType.Name(elem_type).lower()
-    return {"float": "float32", "double": "float64"}.get(name, name)
-
-
-def onnx_dtype(name: str) -> int:
-    """The ONNX element type of a standard name."""
-    return int(TensorProto.DataType.Value({"float32": "FLOAT", "float64": "DOUBLE"}.get(name, name.upper())))
 
 
 def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:

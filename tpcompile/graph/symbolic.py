@@ -16,6 +16,7 @@ import onnx
 from tpcompile.graph.program import Sizes
 from tpcompile.graph.read import SourceModel
 from tpcompile.graph.samples import SAMPLES, Samples
+from tpcompile.graph.tensors import type_name
 
 Shape = tuple[Sizes, ...]
 _OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
@@ -51,9 +52,7 @@ def symbolic_shapes(source: SourceModel, samples: Samples) -> dict[str, tuple[st
                 continue
             dims = [_sizes(dim, samples) for dim in value.shape]
             if all(dim is not None for dim in dims):
-                name = value.dtype.name.lower()
-                dtype = {"float": "float32", "double": "float64"}.get(name, name)
-                found[value.name] = (dtype, tuple(dim for dim in dims if dim is not None))
+                found[value.name] = (type_name(value.dtype.value), tuple(dim for dim in dims if dim is not None))
     return found
 
 

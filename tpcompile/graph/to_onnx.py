@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from tpcompile.graph.local import LocalNode, LocalProgram, LocalSize, LocalWeight, PerRank, Placed
 from tpcompile.graph.program import Program, Value
-from tpcompile.graph.shapes import onnx_dtype
+from tpcompile.graph.tensors import ONNX_DTYPES
 from tpcompile.targets.collectives import DOMAIN, VERSION
 from tpcompile.weights.layout import Location
 from tpcompile.weights.ranges import is_whole, local_shape
@@ -93,13 +93,13 @@ def _door(info: onnx.ValueInfoProto, place: Placed | None, rank: int) -> onnx.Va
 
 
 def _info(name: str, dtype: str, shape: Sequence[LocalSize]) -> onnx.ValueInfoProto:
-    return helper.make_tensor_value_info(name, onnx_dtype(dtype), list(shape))
+    return helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], list(shape))
 
 
 def _stored(weight: LocalWeight, rank: int, places: Mapping[str, Location], inline: Mapping[str, bytes]) -> TensorProto:
     part = weight.parts[rank]
     tensor = TensorProto(
-        name=weight.name, data_type=onnx_dtype(weight.weight.dtype), dims=local_shape(weight.weight.shape, part)
+        name=weight.name, data_type=ONNX_DTYPES[weight.weight.dtype], dims=local_shape(weight.weight.shape, part)
     )
     if weight.name in places:
         place = places[weight.name]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,22 +18,11 @@ from tpcompile.dims.dim import Dim, leaves, root
 from tpcompile.dims.flow import PartialFlow, reduced_leaves
 from tpcompile.graph.program import Node, Sizes, Value
 
-ITEM_BYTES = {"bool": 1, "bfloat16": 2, "int4": 0.5, "uint4": 0.5, "float4e2m1": 0.5, "int2": 0.25, "uint2": 0.25}
-NOBODY_READS_THIS_WEIGHT = "it only stands in constants and activations: cutting it saves no weights"
-
 
 def item_bytes(dtype: str | None) -> float:
-    """Bytes of an element: 4 for "float32", 0.5 for "int4"."""
-    if dtype is None:
-        return 4
-    if dtype in ITEM_BYTES:
-        return ITEM_BYTES[dtype]
-    digits = "".join(
-        c
-        for c in dtype.removeprefix("complex").removeprefix("float").removeprefix("uint").removeprefix("int")[:2]
-        if c.isdigit()
-    )
-    return max(1, int(digits or 8) // 8)
+    """Bytes of an element by its type's name: 4 for "float32", 1 for "float8_e4m3fn" and "bool", 0.5 for "int4"."""
+    digits = re.match(r"[a-z]+(\d+)", dtype or "float32")
+    return int(digits.group(1)) / 8 if digits else 1
 
 
 @dataclass(eq=False)

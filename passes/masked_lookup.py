@@ -1,0 +1,53 @@
+"""Look up a table of which each rank has some rows: ids outside are masked, so that the ranks' sum is the lookup.
+
+ONNX indices count from the end where negative: ids are brought to [0, rows) first, for an unmasked lookup of
+`ids - offset` would silently read other rows.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from tpcompile.dims.cut import Cut
+from tpcompile.dims.relation import Relation
+from tpcompile.graph.program import Value
+from tpcompile.graph.tensors import numpy_dtype
+from tpcompile.passes.emit import Emitter
+
+INT64 = 7
+
+
+def masked_ids(emitter: Emitter, relation: Relation, held: Cut, ids: str, output: str) -> tuple[str, str]:
+    """Local ids, 0 where another rank has the row, and the mask of those this rank has, with the output's axes."""
+    lookup, node = relation.lookup, relation.node
+    if lookup is None:
+        raise ValueError(node.name)
+    table = relation.input(0)[lookup.axis]
+    rows = [held.index(table, rank) for rank in range(emitter.mesh.tp)]
+    given = node.inputs[1]
+    if given is not None and given.dtype != "int64":
+        ids = emitter.node("Cast", [ids], emitter.name(f"{output}.ids"), to=INT64)
+    zero, total = emitter.integers("tpcompile.zero", 0), emitter.integers(f"{output}.rows", table.size)
+    offset = emitter.constant(f"{output}.offset", [np.array(mine[0], np.int64) for mine in rows])
+    count = emitter.constant(f"{output}.held", [np.array(len(mine), np.int64) for mine in rows])
+    wrapped = emitter.node("Add", [ids, total], emitter.name(f"{output}.wrapped"))
+    negative = emitter.node("Less", [ids, zero], emitter.name(f"{output}.negative"))
+    ids = emitter.node("Where", [negative, wrapped, ids], emitter.name(f"{output}.ids"))
+    ids = emitter.node("Sub", [ids, offset], emitter.name(f"{output}.shifted"))
+    below = emitter.node("Less", [ids, zero], emitter.name(f"{output}.below"))
+    inside = emitter.node("Less", [ids, count], emitter.name(f"{output}.inside"))
+    above = emitter.node("Not", [below], emitter.name(f"{output}.above"))
+    mask = emitter.node("And", [inside, above], emitter.name(f"{output}.mine"))
+    ids = emitter.node("Where", [mask, ids, zero], emitter.name(f"{output}.safe"))
+    trailing = len(relation.input(0)) - lookup.axis - 1
+    if trailing:
+        rank = len(relation.input(1))
+        mask = emitter.unsqueeze(mask, list(range(rank, rank + trailing)), emitter.name(f"{output}.mask"))
+    return ids, mask
+
+
+def mask_rows(emitter: Emitter, value: Value | None, found: str, mask: str, output: str) -> None:
+    """Zero the rows that other ranks have."""
+    dtype = numpy_dtype(value.dtype or "float32") if value is not None else np.dtype(np.float32)
+    nothing = emitter.constant("tpcompile.nothing", np.zeros((), dtype))
+    emitter.node("Where", [mask, found, nothing], output)

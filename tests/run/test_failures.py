@@ -35,8 +35,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def options(work: Path, ranks: int) -> list[str]:
-    return [str(work / f"b{ranks}"), "--inputs", str(work / "in.npz"), "--steps", "5", "--timeout", "3"]
+def options(work: Path, ranks: int, how: str = "") -> list[str]:
+    """What tprun is given; only where a rank sleeps are the others to lose patience soon."""
+    limit_s = "3" if how == "sleep" else "30"
+    return [str(work / f"b{ranks}"), "--inputs", str(work / "in.npz"), "--steps", "5", "--timeout", limit_s]
 
 
 def bare(work: Path) -> dict[str, str]:
@@ -75,7 +77,7 @@ def leftovers() -> list[str]:
 )  # fmt: skip
 def test_one_rank_fails(work: Path, capfd: pytest.CaptureFixture[str], how: str, ranks: int, text: str) -> None:
     started = time.monotonic()
-    assert run_ranks([sys.executable, str(FAILING), how, "1", "2", "0", *options(work, ranks)], ranks) == 4
+    assert run_ranks([sys.executable, str(FAILING), how, "1", "2", "0", *options(work, ranks, how)], ranks) == 4
     assert time.monotonic() - started < 15
     assert text in capfd.readouterr().err
     assert not leftovers()
@@ -95,7 +97,7 @@ def test_bare_mpirun_ends_with_our_code(work: Path, how: str, code: int) -> None
         "1",
         "2",
         "0",
-        *options(work, 2),
+        *options(work, 2, how),
     ]
     done = subprocess.run(command, env=bare(work), capture_output=True, text=True, timeout=30, start_new_session=True)
     assert done.returncode == code, done.stderr

@@ -13,6 +13,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ from tpcompile.targets.collectives import Collective
 if TYPE_CHECKING:
     from mpi4py import MPI
 
+LAST_WORDS_S = 0.1
+"""How long mpirun gets to pass on what a rank said before that rank has it end everything."""
 LOCAL_SETTINGS = {
     "OMPI_MCA_pml": "ob1",
     "OMPI_MCA_btl": "self,sm",
@@ -89,6 +92,7 @@ class World:
         """End all ranks at once with exit code `code`."""
         sys.stdout.flush()
         sys.stderr.flush()
+        time.sleep(LAST_WORDS_S)
         self.comm.Abort(code)
 
 
@@ -103,10 +107,12 @@ def start() -> World:
     Raises:
         Refused: TP603 mpi4py or its MPI library is missing; TP604 started by torchrun, which makes no MPI world.
     """
-    for name, value in _settings().items():
-        os.environ.setdefault(name, value)
+    ours = {name: value for name, value in _settings().items() if name not in os.environ}
+    os.environ.update(ours)
     _die_with_parent()
     comm = _mpi().COMM_WORLD
+    for name in ours:  # they were for this process, not for ranks that it may start
+        del os.environ[name]
     wanted = os.environ.get("WORLD_SIZE", "1")
     if comm.size == 1 and wanted not in ("", "1"):
         raise refuse("TP604", "tprun", f"started with WORLD_SIZE={wanted} (torchrun) but without MPI, which it needs",
@@ -117,7 +123,7 @@ def start() -> World:
 
 
 def _settings() -> dict[str, str]:
-    """What to tell Open MPI before it starts; nothing where ranks may be on several machines (srun tells us no more)."""
+    """What to tell Open MPI before it starts; nothing where ranks may be on several machines."""
     local, size = (os.environ.get(f"OMPI_COMM_WORLD_{name}SIZE") for name in ("LOCAL_", ""))
     if size is None and "PMIX_RANK" not in os.environ:
         return LOCAL_SETTINGS | {"OMPI_MCA_btl": "self"}  # alone: shared memory would only be left behind

@@ -75,7 +75,7 @@ def drawn(name: str, elem_type: int, shape: list[int], between: tuple[float, flo
     random = np.random.default_rng([*name.encode(), *shape])
     dtype = helper.tensor_dtype_to_np_dtype(elem_type)
     if elem_type == TensorProto.BOOL:
-        return random.random(shape) < 0.5
+        return np.asarray(random.random(shape) < 0.5)
     if dtype.kind in "iu":
         low, high = between or (0, 5)
         return random.integers(int(low), int(high), shape).astype(dtype)

@@ -1,0 +1,84 @@
+"""Random trees of dims, and the plain meaning of a cut, spelled out element by element."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import strategies as st
+
+from tpcompile.dims.cut import Cut, Mesh, SubAxes
+from tpcompile.dims.dim import Dim, concatenation, product, root
+
+LARGEST = 200
+
+
+def leaf(size: int) -> Dim:
+    return Dim((size, size))
+
+
+@st.composite
+def trees(draw: st.DrawFn, largest: int = LARGEST) -> Dim:
+    """A dim of up to `largest` elements: leaves, products and sums in any nesting."""
+    if largest < 4 or draw(st.integers(0, 3)) == 0:
+        return leaf(draw(st.integers(1, largest)))
+    if draw(st.booleans()):
+        left = draw(trees(largest // 2))
+        right = draw(trees(largest // max(2, left.size)))
+        return product([left, right])
+    left = draw(trees(largest // 2))
+    right = draw(trees(largest - left.size))
+    return concatenation(
+        [left, right, *([leaf(1)] if draw(st.booleans()) and left.size + right.size < largest else [])]
+    )
+
+
+@st.composite
+def cuts(draw: st.DrawFn) -> tuple[Dim, Cut]:
+    """A tree and a cut of it that a planner may make: leaves of one product share no sub-axis, no rank is left empty."""
+    tree = draw(trees())
+    mesh = Mesh(draw(st.integers(1, 8)))
+    chance = random.Random(draw(st.integers(0, 10_000)))
+    plan: dict[Dim, SubAxes] = {}
+    _choose(tree, mesh, set(mesh.all_axes), chance, plan)
+    return tree, Cut(mesh, plan)
+
+
+def _choose(dim: Dim, mesh: Mesh, free: set[int], chance: random.Random, plan: dict[Dim, SubAxes]) -> set[int]:
+    """Cut leaves below `dim` over some of the sub-axes `free`; returns those that were used."""
+    top = root(dim)
+    if top.kind == "leaf":
+        axes = tuple(sorted(axis for axis in free if chance.random() < 0.6))
+        if axes and top.size >= mesh.degree(axes):
+            plan[top] = axes
+            return set(axes)
+        return set()
+    used: set[int] = set()
+    for part in top.parts:
+        used |= _choose(part, mesh, free - used if top.kind == "product" else free, chance, plan)
+    return used
+
+
+def held(dim: Dim, cut: Cut, rank: int) -> list[int]:
+    """The elements a rank holds, by walking over all of them: an element is held if it lies in the rank's block of every
+    leaf on its way."""
+    return [element for element in range(dim.size) if _holds(root(dim), element, cut, rank)]
+
+
+def _holds(top: Dim, element: int, cut: Cut, rank: int) -> bool:
+    if top.kind == "sum":
+        for part in top.parts:
+            if element < part.size:
+                return _holds(root(part), element, cut, rank)
+            element -= part.size
+    if top.kind == "product":
+        for part in reversed(top.parts):
+            element, digit = divmod(element, part.size)
+            if not _holds(root(part), digit, cut, rank):
+                return False
+        return True
+    axes = cut.of(top)
+    degree, coordinate = cut.mesh.degree(axes), cut.mesh.coordinate(rank, axes)
+    larger, small = top.size % degree, top.size // degree
+    edge = larger * (small + 1)
+    block = element // (small + 1) if element < edge else larger + (element - edge) // small
+    return block == coordinate

@@ -34,7 +34,7 @@ class NameDims:
         work._analysis = analyze(program, ties)
         paired = {value for pair in work.state for value in (pair.input, pair.output)}
         alone = {value for value in (*program.inputs, *program.outputs) if value not in paired and _may_be_cut(value)}
-        shards = set(program.outputs) if request.outputs == "shard" else set()
+        shards = set(program.outputs) - set(program.inputs) if request.outputs == "shard" else set()
         work.cut_doors = frozenset(paired | alone | shards)
         if request.strict and work.analysis.uncovered:
             forms = sorted({f"{node.op} ({reason})" for node, reason in work.analysis.uncovered.items()})

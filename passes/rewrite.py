@@ -95,11 +95,16 @@ class Rewriter:
                     self.versions.because[output] = self.because(node)
 
     def _at_door(self, value: Value) -> Leaves:
-        """The leaves along which an input or output is cut: a cache along one axis, everything else along none."""
-        found = self._within(self.analysis.axes[value], frozenset(self.cut.axes)) - self.analysis.conflicts.get(
-            value, NONE
-        )
-        return found if value in self.cut_doors and found and self._placed(value, found) else NONE
+        """The leaves along which an input or output is cut: those of one axis, the one cut into most parts."""
+        if value not in self.cut_doors:
+            return NONE
+        cut = frozenset(self.cut.axes) - self.analysis.conflicts.get(value, NONE)
+        sides = [self._within([dim], cut) for dim in self.analysis.axes[value] or () if dim.static]
+        return max(sides, key=self._parts, default=NONE)
+
+    def _parts(self, held: Leaves) -> int:
+        """Into how many parts a cut along leaves of one axis divides it."""
+        return self.cut.mesh.degree(tuple(sorted({axis for leaf in held for axis in self.cut.of(leaf)})))
 
     def _cut_of(self, value: Value) -> frozenset[int]:
         return frozenset(axis for leaf in self.versions.native.get(value, NONE) for axis in self.cut.of(leaf))

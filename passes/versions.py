@@ -9,7 +9,7 @@ import numpy as np
 
 from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.cut import Cut, Indices, SubAxes
-from tpcompile.dims.dim import Dim, leaves, root
+from tpcompile.dims.dim import Dim, factors, leaves, root
 from tpcompile.errors import refuse
 from tpcompile.graph.local import LocalSize, LocalWeight
 from tpcompile.graph.program import Sizes, Value
@@ -240,7 +240,7 @@ class Versions:
         Returns the name, the static dim, its axis, the new rank and the new shapes.
         """
         emitter, dim = self.emitter, self._axes(value)[axis]
-        parts = root(dim).parts
+        parts = factors(dim)
         fixed = [part for part in parts if part.static]
         tail = bool(parts) and parts[-1].static
         if not fixed or [part.static for part in parts] not in (

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from tpcompile.dims.analysis import Analysis, product_related
 from tpcompile.dims.cut import Mesh
-from tpcompile.dims.dim import Dim, leaves, root
+from tpcompile.dims.dim import Dim, factors, leaves, root
 from tpcompile.dims.flow import PartialFlow, reduced_leaves
 from tpcompile.graph.program import Node, Sizes, Value
 
@@ -307,8 +307,9 @@ def _gathers(
                 needed |= inside
             elif node in analysis.blocked:
                 needed |= inside & analysis.blocked[node].keys()
-        if value in analysis.program.outputs and value not in cut_doors:
-            needed |= inside
+        if value in analysis.program.outputs:
+            stays = {leaf for dim in axes if dim.static for leaf in leaves(dim)} if value in cut_doors else set()
+            needed |= inside - stays
         if needed:
             groups = groups_of(needed)
             problem.gathers[groups] += 1
@@ -329,7 +330,7 @@ def separable(dim: Dim) -> bool:
         return True
     if top.kind != "product":
         return False
-    kinds = [part.static for part in top.parts]
+    kinds = [part.static for part in factors(top)]
     return kinds == sorted(kinds) or kinds == sorted(kinds, reverse=True)
 
 

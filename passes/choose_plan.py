@@ -20,6 +20,7 @@ from tpcompile.plan.solve import Solver
 
 NOMINAL = {"batch": 1, "seq": 1, "past": 2048}
 """The sizes costs are computed at where the user says nothing: one decoding step."""
+PROMPT = {"batch": 1, "seq": 512, "past": 0}
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,9 @@ class ChoosePlan:
 
     def run(self, work: Compilation) -> str:
         request = work.request
-        problem = work._problem = build_problem(work.analysis, Mesh(request.tp), work.cut_doors, nominal_sizes(work))
+        problem = work._problem = build_problem(
+            work.analysis, Mesh(request.tp), work.cut_doors, nominal_sizes(work), nominal_sizes(work, PROMPT)
+        )
         prices = Prices.of(request.objective, problem.mean_product_bytes, request.tp)
         solver = Solver(problem, prices)
         wishes = pin_wishes(work.analysis, problem, request.pins)
@@ -55,7 +58,7 @@ class ChoosePlan:
         return f"{cut} of {len(work.plan.groups)} kinds of dimension cut"
 
 
-def nominal_sizes(work: Compilation) -> Callable[[Sizes], int]:
+def nominal_sizes(work: Compilation, usual: Mapping[str, int] | None = None) -> Callable[[Sizes], int]:
     """What a size is at the sizes the plan is made for.
 
     Raises:
@@ -79,8 +82,9 @@ def nominal_sizes(work: Compilation) -> Callable[[Sizes], int]:
             "the model has no such size",
             f"Use {', '.join([*NOMINAL, *sorted(known)][:8])}",
         )
-    values = {
-        symbol: given.get(symbol, given.get(meaning.get(symbol, symbol), NOMINAL.get(meaning.get(symbol, symbol), 1)))
-        for symbol in known
-    }
+    usual = NOMINAL if usual is None else usual
+    values = {}
+    for symbol in known:
+        name = meaning.get(symbol, symbol)
+        values[symbol] = given.get(symbol, given.get(name, usual.get(name, 1)))
     return lambda sizes: samples.at(sizes, values)

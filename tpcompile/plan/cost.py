@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 ALLREDUCE_SHARE = 0.75
 """An AllReduce costs what cutting saves on this share of a mean weight of the products: a tenth of a layer."""
-READS_PER_LINK_BYTE = 11.0
-"""Bytes of memory read in the time one byte crosses a link: 3.35 TB/s of HBM3 over 300 GB/s of NVLink."""
+READS_PER_BYTE = 1.0
+"""Bytes read in the time one byte is sent. On a GPU it is about 11 (3.35 TB/s of HBM3 over 300 GB/s of NVLink), but what
+more tokens add to a collective they add to the products as well, which are not priced here: so bytes only break ties."""
 A_CUT_SHARE = 0.01
 """What a cut must save at least, as a share of a mean weight."""
 TIE = 1e-6
@@ -36,14 +37,14 @@ class Prices:
         balanced = objective == "balanced"
         return cls(
             latency=ALLREDUCE_SHARE * mean_product_bytes * (1 - 1 / tp),
-            per_byte=READS_PER_LINK_BYTE,
+            per_byte=READS_PER_BYTE,
             collectives=1.0 if balanced else 1e-4,
             a_cut=A_CUT_SHARE * mean_product_bytes if balanced else 0.0,
             caches=not balanced,
         )
 
-    def all_reduce(self, count: int, nbytes: int, tp: int) -> float:
-        """`count` AllReduces of `nbytes` in all: a ring moves 2(N−1)/N of the bytes over each link."""
+    def all_reduce(self, count: float, nbytes: int, tp: int) -> float:
+        """`count` typical AllReduces, of `nbytes` in all: a ring moves 2(N−1)/N of the bytes over each link."""
         return self.collectives * (count * self.latency + self.per_byte * 2 * (tp - 1) / tp * nbytes)
 
     def all_gather(self, count: int, nbytes: int, tp: int) -> float:

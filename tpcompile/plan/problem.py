@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,6 +45,9 @@ class DimClass:
         return f"{value.name}[{axis}]" + (f".{position}" if position else "")
 
 
+LARGEST_WEIGHT = 3.0
+
+
 @dataclass
 class Problem:
     """What the solver sees. Groups are classes of repeated layers, which share a decision."""
@@ -57,6 +61,8 @@ class Problem:
     reductions: Counter[frozenset[int]] = field(default_factory=Counter)
     """How many AllReduces there are if any of the groups is cut."""
     reduced_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
+    reduction_weights: dict[frozenset[int], float] = field(default_factory=lambda: defaultdict(float))
+    """The reductions counted by how large their values are, in typical ones, from 1 to `LARGEST_WEIGHT` each."""
     gathers: Counter[frozenset[int]] = field(default_factory=Counter)
     gathered_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
     exclusive: set[tuple[int, int]] = field(default_factory=set)
@@ -113,7 +119,11 @@ def uncut_leaves(analysis: Analysis, value: Value, nodes: Sequence[Node]) -> set
 
 
 def build_problem(
-    analysis: Analysis, mesh: Mesh, cut_doors: frozenset[Value], nominal: Callable[[Sizes], int]
+    analysis: Analysis,
+    mesh: Mesh,
+    cut_doors: frozenset[Value],
+    nominal: Callable[[Sizes], int],
+    prompt: Callable[[Sizes], int],
 ) -> Problem:
     """Collect classes, savings and collectives.
 
@@ -122,6 +132,7 @@ def build_problem(
         mesh: the ranks.
         cut_doors: graph inputs and outputs that may stay cut (caches).
         nominal: the value of a size at the sizes the plan is made for.
+        prompt: the same where many tokens are computed at once: what grows with their square shows there.
     """
     uses = list(weight_uses(analysis))
     places: dict[Dim, list[tuple[Value, int, int]]] = defaultdict(list)
@@ -153,7 +164,7 @@ def build_problem(
             ):
                 problem.caches[groups_of(segment)] += round(size * item_bytes(value.dtype))
     _price_measure(problem, analysis)
-    _reductions(problem, analysis, groups_of, nominal)
+    _reductions(problem, analysis, groups_of, nominal, prompt)
     _gathers(problem, analysis, cut_doors, groups_of, nominal)
     _constraints(problem, analysis, groups_of)
     return problem
@@ -243,7 +254,11 @@ def stored_behind(value: Value) -> Value | None:
 
 
 def _reductions(
-    problem: Problem, analysis: Analysis, groups_of: Callable[..., frozenset[int]], nominal: Callable[[Sizes], int]
+    problem: Problem,
+    analysis: Analysis,
+    groups_of: Callable[..., frozenset[int]],
+    nominal: Callable[[Sizes], int],
+    prompt: Callable[[Sizes], int],
 ) -> None:
     summed = {
         node: frozenset((0,)) if groups_of(reduced_leaves(analysis, node)) else frozenset()
@@ -251,6 +266,7 @@ def _reductions(
     }
     flow = PartialFlow(analysis, summed.__getitem__, lambda value: frozenset()).run()
     passed = {value for node in analysis.relations for value in _passing(analysis, flow.partial, node)}
+    found: list[tuple[frozenset[int], int]] = []
     for value in flow.partial:
         if value in passed:
             continue
@@ -260,6 +276,10 @@ def _reductions(
         ):
             problem.reductions[groups] += 1
             problem.reduced_bytes[groups] += value_bytes(value, nominal)
+            found.append((groups, value_bytes(value, prompt)))
+    typical = statistics.median(nbytes for _, nbytes in found) if found else 1
+    for groups, nbytes in found:
+        problem.reduction_weights[groups] += min(max(nbytes / max(typical, 1), 1.0), LARGEST_WEIGHT)
 
 
 def _passing(analysis: Analysis, partial: Mapping[Value, frozenset[int]], node: Node) -> list[Value]:

@@ -110,7 +110,9 @@ class Solver:
     def _collectives(self) -> None:
         tp = self.problem.mesh.tp
         for groups, count in self.problem.reductions.items():
-            price = self.prices.all_reduce(count, self.problem.reduced_bytes[groups], tp)
+            price = self.prices.all_reduce(
+                self.problem.reduction_weights[groups], self.problem.reduced_bytes[groups], tp
+            )
             if groups <= self.problem.lookups:  # the tie towards vocabulary-parallel embeddings
                 price = 0.5 * self.prices.all_gather(count, self.problem.reduced_bytes[groups], tp)
             self._switch(groups, price)

@@ -183,10 +183,11 @@ class Rewriter:
         return self._masked(name, value, mask) if mask else name
 
     def _masked(self, name: str, value: Value, mask: frozenset[int]) -> str:
-        """The value on the rank that starts each group over `mask`, zero on the others."""
-        ones = [float(self.versions.starts(rank, mask)) for rank in range(self.cut.mesh.tp)]
-        factor = self.emitter.scalars("tpcompile.once", ones, value.dtype)
-        return self.emitter.node("Mul", [name, factor], self.emitter.name(f"{name}.once"))
+        """The value on the rank that starts each group over `mask`, zero on the others: 0 times infinity would not be."""
+        starts = [np.array(self.versions.starts(rank, mask)) for rank in range(self.cut.mesh.tp)]
+        once = self.emitter.constant("tpcompile.once", starts)
+        nothing = self.emitter.scalars("tpcompile.nothing", [0] * self.cut.mesh.tp, value.dtype)
+        return self.emitter.node("Where", [once, name, nothing], self.emitter.name(f"{name}.once"))
 
     def _node(self, node: Node) -> None:
         relation, active = self.analysis.relations[node], self.active[node]

@@ -67,7 +67,7 @@ def test_residual_attention_and_mlp_are_reduced_once() -> None:
     )
     assert found.collectives == [("all_reduce", "y")]
     assert found.rank(1)[-4:] == [
-        "x.once = Mul(x, 0)",
+        "x.once = Where(False, x, 0)",
         "s = Add(x.once, t)",
         "y.local = Add(s, u)",
         "y = all_reduce(y.local)",
@@ -350,3 +350,13 @@ def test_what_mixes_cut_and_dynamic_sizes_beyond_repair_is_refused() -> None:
             tp=2,
             cuts={"x[1]": (0,)},
         )
+
+
+def test_a_mask_of_minus_infinity_is_left_out_not_multiplied() -> None:
+    found = rewritten(
+        """(float[b, 6] p, float[b, 8] q, float[b, 10] z) => (float[] y) <float[6, 10] w, float[8, 10] v>
+        { r = Relu(z) x = Log(r) t = MatMul(p, w) u = MatMul(q, v) s = Add(x, t) y = Add(s, u) }""",
+        tp=2,
+        cuts={"p[1]": (0,), "q[1]": (0,)},
+    )
+    assert found.collectives == [("all_reduce", "y")]

@@ -68,6 +68,8 @@ def masked(site: Site, at: int, keeps: list[Array]) -> State:
     state = site.lies(at)
     if state.lookup is not None:
         return _masked_lookup(site, state, state.lookup, keeps)
+    if state.shares and _is_uniform(keeps):
+        return _scaled(state, keeps)
     if not state.finished:
         raise Undecided("masks a partial value by rank")
     if not all((keep == keep.reshape(-1)[:1]).all() for keep in keeps if keep.size):

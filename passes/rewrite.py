@@ -50,7 +50,10 @@ class Rewriter:
         self._natives()
         summed = {node: self._summed(node) for node in self.analysis.relations}
         self.flow = PartialFlow(self.analysis, lambda node: summed[node], self._cut_of)
-        self.versions.partial = self.flow.run().partial
+        flow = self.flow.run()
+        self.versions.partial = flow.partial
+        for value, nodes in flow.sources.items():
+            self.versions.because[value] = "; ".join(sorted(self.because(node) for node in nodes))
         for value in program.outputs:
             self.versions.final[value] = self._at_door(value)
         for node in program.nodes:

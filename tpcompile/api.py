@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,10 +35,10 @@ class Bundle:
     """A compiled model: the folder, its manifest, and (right after compiling) the plan and what was worth telling."""
 
     folder: Path
-    manifest: Manifest
-    plan: Plan | None = None
+    manifest: Manifest = field(repr=False)
+    plan: Plan | None = field(default=None, repr=False)
     warnings: tuple[str, ...] = ()
-    report: VerifyReport | None = None
+    report: VerifyReport | None = field(default=None, repr=False)
 
     def rank_model(self, rank: int, kind: str = "onnx") -> Any:
         """The model of one rank as "onnx" (ModelProto), "ir" (onnx_ir.Model) or "gs" (onnx_graphsurgeon.Graph).

@@ -9,6 +9,7 @@ import onnx
 import onnxruntime
 import pytest
 
+import tpcompile
 from tpcompile.errors import Refused
 from tpcompile.graph.doors import open_model
 from tpcompile.graph.from_onnx import to_program
@@ -168,3 +169,23 @@ def test_example_inputs_for_an_exported_program(module: Any) -> None:
         "These say how to export a torch.nn.Module: leave them out here"
     )
     assert refusal(exported, example_inputs=inputs()) == expected
+
+
+def test_a_module_is_compiled_and_verified(module: Any, tmp_path: Any) -> None:
+    bundle = tpcompile.compile(
+        module,
+        2,
+        tmp_path / "bundle",
+        verify=True,
+        example_inputs=inputs(),
+        input_names=["ids", "mask"],
+        output_names=["y"],
+        dynamic=AXES,
+    )
+    assert bundle.report is not None and bundle.report.ok
+    assert [call.op for call in bundle.manifest.collectives] == ["all_reduce", "all_reduce"]
+    assert "sum" in bundle.manifest.collectives[1].because or "cut along" in bundle.manifest.collectives[1].because
+    ids, mask = inputs(3, 5)
+    with bundle.session() as session:
+        got = session.run(["y"], {"ids": ids.numpy(), "mask": mask.numpy()})[0]
+    np.testing.assert_allclose(got, module(ids, mask).detach().numpy(), rtol=1e-4, atol=1e-5)

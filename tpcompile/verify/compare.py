@@ -14,6 +14,7 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 from tpcompile.errors import refuse
 from tpcompile.verify.files import Array, Bundle, ModelFile
 from tpcompile.verify.simulate import Trace, session_options
+from tpcompile.weights.source import MemoryBytes
 
 FLOOR, CEILING, NOISES = 3e-5, 2e-2, 1.5
 """Relative error that is always allowed; that never is; how many times the source's own noise is allowed between."""
@@ -50,6 +51,12 @@ class SourceRun:
     def __post_init__(self) -> None:
         proto = onnx.ModelProto()
         proto.CopyFrom(self.model.proto)
+        for tensor in proto.graph.initializer:
+            place = self.model.places.get(tensor.name)
+            if isinstance(place, MemoryBytes):  # a torch module's: there is no file onnxruntime could read
+                tensor.ClearField("external_data")
+                tensor.ClearField("data_location")
+                tensor.raw_data = bytes(place.data)
         self.outputs = [value.name for value in proto.graph.output]
         inner = dict.fromkeys(
             name for node in proto.graph.node for name in node.output if name and name not in self.outputs
@@ -57,7 +64,11 @@ class SourceRun:
         proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
         self._names = [*self.outputs, *inner]
         data = proto.SerializeToString()
-        elsewhere = {name: self.model.array(name) for name in self.model.places}
+        elsewhere = {
+            name: self.model.array(name)
+            for name, place in self.model.places.items()
+            if not isinstance(place, MemoryBytes)
+        }
         self._sessions = [self._open(data, elsewhere), self._open(data, elsewhere | self._moved())]
 
     def _open(self, data: bytes, replaced: Mapping[str, Array]) -> tuple[ort.InferenceSession, list[Any]]:

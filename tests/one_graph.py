@@ -102,7 +102,7 @@ def split_at_collectives(
 
 def prefixed(node: onnx.NodeProto, prefix: str) -> None:
     """Rename every value a node touches, those inside its subgraphs too (no collective may stand there)."""
-    node.name = prefix + node.name
+    node.name = prefix + node.name if node.name else ""
     node.input[:] = [prefix + name if name else "" for name in node.input]
     node.output[:] = [prefix + name if name else "" for name in node.output]
     for attribute in node.attribute:

@@ -39,9 +39,14 @@ class DimClass:
         return self.leaf.size
 
     @property
+    def largest(self) -> tuple[Value, int, int]:
+        """The place in the largest weight."""
+        return max(self.places, key=lambda place: (_stored(place[0]), place[0].name))
+
+    @property
     def name(self) -> str:
         """The place in the largest weight: "layers.0.mlp.up.weight[1]", with ".k" where the axis has several leaves."""
-        value, axis, position = max(self.places, key=lambda place: (_stored(place[0]), place[0].name))
+        value, axis, position = self.largest
         return f"{value.name}[{axis}]" + (f".{position}" if position else "")
 
 

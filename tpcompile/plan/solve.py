@@ -16,6 +16,8 @@ from tpcompile.plan.cost import TIE, Prices
 from tpcompile.plan.problem import Problem
 
 Choice = dict[int, SubAxes]
+LARGEST_COEFFICIENT = 1e6
+"""HiGHS stops within 1e-6 of the optimum, whatever the costs: the terms that break ties must stand above that."""
 
 
 @dataclass(frozen=True)
@@ -83,11 +85,12 @@ class Solver:
         for group, classes in enumerate(self.problem.groups):
             size = classes[0].size
             stuck = group in self.problem.forbidden or (group, group) in self.problem.exclusive
+            position = min(9, classes[0].largest[2])  # outer factors get the outer sub-axes: ranks then hold runs of heads
             for rank, axes in enumerate(self.subsets):
                 degree = self.problem.mesh.degree(axes)
                 allowed = not axes or (degree <= size and not stuck)
-                uneven = (-(-size // degree) * degree / size - 1) * bytes_of[group] / degree if allowed else 0.0
-                tie = TIE * total * (rank + 0.01 * group * len(axes)) / (1 + len(self.problem.groups))
+                uneven = (-(-size // degree) * degree / size - 1) * bytes_of[group] / self.problem.mesh.tp
+                tie = TIE * total * (rank * (1 - 0.1 * position) + 0.01 * group * len(axes)) / (1 + len(self.problem.groups))
                 price = uneven + tie + (self.prices.a_cut if axes else 0.0)
                 self.x[group, axes] = self._variable(price, True, float(allowed))
             self.rows.add([(self.x[group, axes], 1.0) for axes in self.subsets], 1, 1)
@@ -152,7 +155,7 @@ class Solver:
                         return None
         if not self.cost:
             return {}, 0.0
-        scale = max(max(self.cost), 1.0)
+        scale = max(max(self.cost), 1.0) / LARGEST_COEFFICIENT
         entries = np.array(rows.data, dtype=float).reshape(-1, 3)
         matrix = coo_array(
             (entries[:, 2], (entries[:, 0].astype(int), entries[:, 1].astype(int))),

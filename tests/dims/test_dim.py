@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,7 +100,7 @@ def test_a_dynamic_size_is_no_static_one() -> None:
 
 
 def test_a_dim_that_is_turned_around_holds_one_leaf_twice() -> None:
-    """[4, 2] → [2, 4] with the same 4 on both sides: no cut of it would be the same on both, which the analysis sees."""
+    """[4, 2] → [2, 4] with the same 4 on both sides: no cut would be the same on both, which the analysis sees."""
     heads, two = leaf(4), leaf(2)
     assert unify_products([heads, two], [two, heads])
     assert factors(heads) == [root(two), root(two)]
@@ -136,7 +138,7 @@ def test_row_major_lists_of_one_size_agree_where_their_edges_nest(sizes: list[in
     splits = data.draw(st.sets(st.integers(1, len(sizes) - 1)) if len(sizes) > 1 else st.just(set[int]()))
     parts = [leaf(size) for size in sizes]
     edges = [0, *sorted(splits), len(sizes)]
-    groups = [leaf(product(parts[a:b]).size) for a, b in zip(edges, edges[1:], strict=False)]
+    groups = [leaf(product(parts[a:b]).size) for a, b in itertools.pairwise(edges)]
     assert unify_products(groups, parts)
     assert identical(product(groups), product(parts))
     assert list(leaves(product(groups))) == list(leaves(product(parts)))

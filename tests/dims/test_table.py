@@ -45,7 +45,7 @@ def test_a_second_rule_for_an_operator_is_refused() -> None:
 
 
 def test_an_operator_without_a_rule_says_so() -> None:
-    with pytest.raises(NotCovered, match="^FancyOp has no rule$"):
+    with pytest.raises(NotCovered, match=r"^FancyOp has no rule$"):
         find_rule("", "FancyOp")
     assert find_rule("ai.onnx", "MatMul") is find_rule("", "MatMul")
 
@@ -80,7 +80,7 @@ def test_a_rule_of_one_line_relates_its_letters() -> None:
         find_rule("test", "Mix").apply(relation)
         assert relation.settle(lambda value: False) == {}
         assert [reduced.dim.size for reduced in relation.reduced] == [6]
-        with pytest.raises(NotCovered, match="^operand of rank 1 does not fit 'a k'$"):
+        with pytest.raises(NotCovered, match=r"^operand of rank 1 does not fit 'a k'$"):
             find_rule("test", "Mix").apply(Relation(node, [[leaf(4)], y], [z]))
     finally:
         del RULES["test", "Mix"]

@@ -34,7 +34,7 @@ def trees(draw: st.DrawFn, largest: int = LARGEST) -> Dim:
 
 @st.composite
 def cuts(draw: st.DrawFn) -> tuple[Dim, Cut]:
-    """A tree and a cut of it that a planner may make: leaves of one product share no sub-axis, no rank is left empty."""
+    """A tree and a cut of it that a planner may make: leaves of one product share no sub-axis, no rank is empty."""
     tree = draw(trees())
     mesh = Mesh(draw(st.integers(1, 8)))
     chance = random.Random(draw(st.integers(0, 10_000)))
@@ -59,8 +59,7 @@ def _choose(dim: Dim, mesh: Mesh, free: set[int], chance: random.Random, plan: d
 
 
 def held(dim: Dim, cut: Cut, rank: int) -> list[int]:
-    """The elements a rank holds, by walking over all of them: an element is held if it lies in the rank's block of every
-    leaf on its way."""
+    """The elements a rank holds, walking over all: held is what lies in the rank's block of every leaf on its way."""
     return [element for element in range(dim.size) if _holds(root(dim), element, cut, rank)]
 
 

@@ -22,7 +22,7 @@ class Rewritten:
     forced: Forced
 
     def rank(self, rank: int) -> list[str]:
-        """The rank's nodes: "y = MatMul(x.part, w[3, 10])"; small integers and zeros stand in the place of their names."""
+        """The rank's nodes: "y = MatMul(x.part, w[3, 10])"; small integers and zeros stand for their names."""
         return shown(self.forced.models()[rank])
 
     @property

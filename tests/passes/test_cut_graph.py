@@ -173,7 +173,8 @@ def test_a_fused_weight_is_cut_in_each_part_and_put_back_in_order() -> None:
     ]
 
 
-HEADS = """(float[b, s, 10] x) => (float[] y) <float[10, 28] w, int64[4] shape = {{{shape}}}, float[28, 6] v, int64[3] flat = {{{flat}}}>
+HEADS = """(float[b, s, 10] x) => (float[] y)
+    <float[10, 28] w, int64[4] shape = {{{shape}}}, float[28, 6] v, int64[3] flat = {{{flat}}}>
     {{ t = MatMul(x, w) h = Reshape(t, shape) a = Tanh(h) f = Reshape(a, flat) y = MatMul(f, v) }}"""
 
 
@@ -221,7 +222,8 @@ def test_a_size_read_from_a_cut_value_stays_global_until_it_is_used() -> None:
 
 def test_bounds_of_a_slice_become_local() -> None:
     found = rewritten(
-        """(float[b, 10] x) => (float[] y) <float[10, 12] w, int64[1] start = {8}, int64[1] stop = {12}, int64[1] axes = {1}>
+        """(float[b, 10] x) => (float[] y)
+        <float[10, 12] w, int64[1] start = {8}, int64[1] stop = {12}, int64[1] axes = {1}>
         { t = MatMul(x, w) y = Slice(t, start, stop, axes) }""",
         tp=2,
         cuts={"w[1].0": (0,), "w[1].1": (0,)},
@@ -292,7 +294,8 @@ def test_per_head_tables_are_cut_with_the_heads() -> None:
 def test_key_heads_are_copied_where_the_group_is_cut() -> None:
     """Two key heads on four ranks: one sub-axis cuts them, the other their group of six."""
     found = rewritten(
-        """(float[b, s, 12, 4] q, float[b, 2, s, 4] k) => (float[] y) <int64[1] two = {2}, int64[5] more = {1, 1, 6, 1, 1}, int64[4] flat = {0, 12, -1, 4}>
+        """(float[b, s, 12, 4] q, float[b, 2, s, 4] k) => (float[] y)
+        <int64[1] two = {2}, int64[5] more = {1, 1, 6, 1, 1}, int64[4] flat = {0, 12, -1, 4}>
         { u = Unsqueeze(k, two) e = Expand(u, more) f = Reshape(e, flat) t = Transpose<perm = [0, 2, 1, 3]>(q)
           y = Mul(t, f) }""",
         tp=4,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx
 from onnx import TensorProto, helper
 
-from tests.rules.sample import Array, Sample, drawn
+from tests.rules.sample import Sample
 from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.dim import Dim, root
 
@@ -28,7 +28,7 @@ def _is_float(info: onnx.ValueInfoProto) -> bool:
 
 
 def with_products(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
-    """The model with inputs "NAME.left" and "NAME.right" in the place of each named input or weight, which is their product."""
+    """The model with each named input or weight made the product of new inputs "NAME.left" and "NAME.right"."""
     made = onnx.ModelProto()
     made.CopyFrom(model)
     graph = made.graph

@@ -22,8 +22,8 @@ class Sample:
         op: the operator whose rule it proves, with its domain if that is not ai.onnx: "com.microsoft.QuickGelu".
         graph: ONNX text from the inputs on. What stands in <...> without values and is made by no node is a weight.
         free: the dims along which the first such node may be cut without any collective, as "x[2]": axis 2 of value x;
-            "x[2].1" is the second factor or part of that axis. A dim that stands in several places has the name of the first,
-            inputs before outputs.
+            "x[2].1" is the second factor or part of that axis. A dim that stands in several places has the name of the
+            first, inputs before outputs.
         sums: the dims along which a cut leaves a partial sum. All other static dims must be whole.
         opset: of ai.onnx.
         values: the range [low, high) of random values by name; by default normal numbers of both signs.
@@ -58,6 +58,15 @@ class Sample:
             if info.name not in made:
                 model.graph.initializer.append(numpy_helper.from_array(self.draw(info), info.name))
                 model.graph.value_info.remove(info)
+        return model
+
+    def static_model(self) -> onnx.ModelProto:
+        """The model with numbers for symbols: what is free by name elsewhere may be cut here as well."""
+        model = self.model()
+        for info in model.graph.input:
+            for dim in info.type.tensor_type.shape.dim:
+                if dim.HasField("dim_param"):
+                    dim.dim_value = self.sizes[dim.dim_param]
         return model
 
     def feeds(self, model: onnx.ModelProto) -> dict[str, Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import onnx
 import pytest
 
 from tests.rules.forced import (
@@ -50,12 +51,13 @@ def test_the_rule_claims_what_it_should(sample: Sample) -> None:
 
 
 @pytest.mark.parametrize("sample", SAMPLES, ids=str)
-def test_all_ranks_give_the_whole_models_numbers(sample: Sample) -> None:
-    model = sample.model()
+@pytest.mark.parametrize("static", [False, True], ids=["symbols", "numbers"])
+def test_all_ranks_give_the_whole_models_numbers(sample: Sample, static: bool) -> None:
+    model = sample.static_model() if static else sample.model()
     feeds = sample.feeds(model)
     want = run_whole(model, feeds)
     wrong = []
-    for forced in every_cut(sample):
+    for forced in every_cut(model):
         got = run_ranks(forced.models(), feeds)
         wrong += [
             f"tp {forced.cut.mesh.tp} {forced.cut.axes} rank {r}: {text}"
@@ -65,8 +67,8 @@ def test_all_ranks_give_the_whole_models_numbers(sample: Sample) -> None:
     assert not wrong
 
 
-def every_cut(sample: Sample) -> Iterator[Forced]:
-    work = analysed(sample.model())
+def every_cut(model: onnx.ModelProto) -> Iterator[Forced]:
+    work = analysed(model)
     named = named_leaves(work.analysis, work.program.nodes)
     for tp in DEGREES:
         for plan in single_cuts(named, Mesh(tp)):

@@ -38,8 +38,10 @@ SAMPLES = [
     ),
     Sample(
         "Attention",
-        """(float[b, s, 24] q, float[b, s, 12] k, float[b, s, 12] v, bool[s, t] m, float[b, 3, p, 4] pk, float[b, 3, p, 4] pv)
-        => (float[] y, float[] nk, float[] nv) { y, nk, nv = Attention<q_num_heads = 6, kv_num_heads = 3>(q, k, v, m, pk, pv) }""",
+        """(float[b, s, 24] q, float[b, s, 12] k, float[b, s, 12] v, bool[s, t] m,
+        float[b, 3, p, 4] pk, float[b, 3, p, 4] pv)
+        => (float[] y, float[] nk, float[] nv) 
+        { y, nk, nv = Attention<q_num_heads = 6, kv_num_heads = 3>(q, k, v, m, pk, pv) }""",
         free="q[2].0 q[2].1",
         sizes={"b": 2, "s": 3, "p": 4, "t": 7},
         note="3-D, past and present",
@@ -53,8 +55,19 @@ SAMPLES = [
         note="scores",
     ),
     Sample(
+        "Attention",
+        """(float[b, 6, s, 4] q, float[b, 2, t, 4] k, float[b, 2, t, 4] v, int64[b] n) => (float[] y)
+        { y = Attention(q, k, v, , , , n) }""",
+        free="q[1].0 q[1].1",
+        opset=24,
+        sizes=_SIZES,
+        values={"n": (1, 6)},
+        note="4-D, lengths of keys",
+    ),
+    Sample(
         "RotaryEmbedding",
-        """(float[b, 6, s, 8] x, int64[b, s] ids) => (float[] y) <float[16, 4] c, float[16, 4] n> { y = RotaryEmbedding(x, c, n, ids) }""",
+        """(float[b, 6, s, 8] x, int64[b, s] ids) => (float[] y)
+        <float[16, 4] c, float[16, 4] n> { y = RotaryEmbedding(x, c, n, ids) }""",
         free="x[1]",
         note="4-D",
         values={"ids": (0, 16)},

@@ -10,7 +10,9 @@ def gemm(attributes: str, a: str, b: str, c: str = "", note: str = "", **claims:
 
 
 SAMPLES = [
-    Sample("MatMul", "(float[b, s, 6] x) => (float[] y) <float[6, 10] w> { y = MatMul(x, w) }", free="w[1]", sums="x[2]"),
+    Sample(
+        "MatMul", "(float[b, s, 6] x) => (float[] y) <float[6, 10] w> { y = MatMul(x, w) }", free="w[1]", sums="x[2]"
+    ),
     Sample(
         "MatMul",
         "(float[7, 5] x, float[5, 9] z) => (float[] y) { y = MatMul(x, z) }",
@@ -69,7 +71,8 @@ SAMPLES = [
     ),
     Sample(
         "Einsum",
-        '(float[b, 6, s, 8] x, float[b, 6, t, 8] z) => (float[] y) { y = Einsum<equation = "bhid, bhjd -> bhij">(x, z) }',
+        "(float[b, 6, s, 8] x, float[b, 6, t, 8] z) => (float[] y) "
+        '{ y = Einsum<equation = "bhid, bhjd -> bhij">(x, z) }',
         free="x[1]",
         sums="x[3]",
         note="scores",
@@ -77,7 +80,8 @@ SAMPLES = [
     ),
     Sample(
         "Einsum",
-        '(float[4, 6] x, float[6, 8] z) => (float[] y) <float[8, 10] w> { y = Einsum<equation = "ab,bc,cd->ad">(x, z, w) }',
+        "(float[4, 6] x, float[6, 8] z) => (float[] y) <float[8, 10] w> "
+        '{ y = Einsum<equation = "ab,bc,cd->ad">(x, z, w) }',
         free="x[0] w[1]",
         sums="x[1] z[1]",
         note="three",
@@ -89,8 +93,12 @@ SAMPLES = [
         sums="x[1]",
         note="sum of one operand",
     ),
-    Sample("Einsum", '(float[4, 6] x) => (float[] y) { y = Einsum<equation = "ij->ji">(x) }', free="x[0] x[1]", note="turn"),
-    Sample("Einsum", '(float[4, 6] x) => (float[] y) { y = Einsum<equation = "ij->">(x) }', sums="x[0] x[1]", note="all"),
+    Sample(
+        "Einsum", '(float[4, 6] x) => (float[] y) { y = Einsum<equation = "ij->ji">(x) }', free="x[0] x[1]", note="turn"
+    ),
+    Sample(
+        "Einsum", '(float[4, 6] x) => (float[] y) { y = Einsum<equation = "ij->">(x) }', sums="x[0] x[1]", note="all"
+    ),
     Sample("Einsum", '(float[6, 6] x) => (float[] y) { y = Einsum<equation = "ii->i">(x) }', note="diagonal"),
     Sample(
         "Einsum",
@@ -108,7 +116,8 @@ SAMPLES = [
     ),
     Sample(
         "Conv",
-        "(float[b, 6, 9, 7] x) => (float[] y) <float[10, 6, 3, 3] w, float[10] c> { y = Conv<pads = [1, 1, 1, 1]>(x, w, c) }",
+        "(float[b, 6, 9, 7] x) => (float[] y) <float[10, 6, 3, 3] w, float[10] c> "
+        "{ y = Conv<pads = [1, 1, 1, 1]>(x, w, c) }",
         free="w[0]",
         sums="x[1]",
     ),
@@ -130,4 +139,4 @@ SAMPLES = [
         free="x[1]",
         note="depthwise, three each",
     ),
-]  # fmt: skip
+]

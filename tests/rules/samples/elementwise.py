@@ -8,8 +8,8 @@ _DOMAINS = {
 }  # fmt: skip
 _UNARY = (
     "Abs Acos Acosh Asin Asinh Atan Atanh Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid HardSwish IsInf IsNaN "
-    "LeakyRelu Log Mish Neg Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan Tanh "
-    "ThresholdedRelu Identity"
+    "LeakyRelu Log Mish Neg Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Swish Tan "
+    "Tanh ThresholdedRelu Identity"
 )
 
 _BROADCAST = "(float[b, 6, 10] x, float[b, 1, 10] z) => (float[] y) <float[6, 1] w> {{ t = {op}(x, z) y = {op}(t, w) }}"
@@ -44,17 +44,29 @@ SAMPLES = [
         "(float[b, 6, 10] x) => (float[] y) <float low = {-0.5}, float high = {0.7}> { y = Clip(x, low, high) }",
         free="x[1] x[2]",
     ),
-    Sample("Clip", "(float[b, 6, 10] x, float low) => (float[] y) { y = Clip(x, low) }", free="x[1] x[2]", note="computed"),
+    Sample(
+        "Clip", "(float[b, 6, 10] x, float low) => (float[] y) { y = Clip(x, low) }", free="x[1] x[2]", note="computed"
+    ),
     Sample("Dropout", "(float[b, 6, 10] x) => (float[] y, bool[] z) { y, z = Dropout(x) }", free="x[1] x[2]"),
-    Sample("Dropout", "(float[b, 6, 10] x) => (float[] y) { y = Dropout<ratio = 0.1>(x) }", free="x[1] x[2]", opset=11, note="old"),
+    Sample(
+        "Dropout",
+        "(float[b, 6, 10] x) => (float[] y) { y = Dropout<ratio = 0.1>(x) }",
+        free="x[1] x[2]",
+        opset=11,
+        note="old",
+    ),
     *(Sample(op, _BROADCAST.format(op=op), free="x[1] x[2]") for op in ("Add", "Sub", "Mul")),
     Sample("Div", _BROADCAST.format(op="Div"), free="x[1] x[2]", values={"z": (1, 2), "w": (-2, -1)}),
     Sample("Pow", _BROADCAST.format(op="Pow"), free="x[1] x[2]", values={"x": (0.5, 2)}),
     *(Sample(op, _MANY.format(op=op), free="x[1] x[2]") for op in ("Sum", "Max", "Min", "Mean")),
     Sample("Add", "(float[b, s, 6] x) => (float[] y) <float c = {3}> { y = Add(c, x) }", free="x[2]", note="scalar"),
-    Sample("Sub", "(float[b, s, 6] x) => (float[] y) <float[6] w> { y = Sub(w, x) }", free="w[0]", note="from a weight"),
+    Sample(
+        "Sub", "(float[b, s, 6] x) => (float[] y) <float[6] w> { y = Sub(w, x) }", free="w[0]", note="from a weight"
+    ),
     Sample("Mul", "(float[6, 1] x, float[1, 10] z) => (float[] y) { y = Mul(x, z) }", free="x[0] z[1]", note="outer"),
-    Sample("Add", "(float[b, 7, 5] x, float[b, 7, 5] z) => (float[] y) { y = Add(x, z) }", free="x[1] x[2]", note="odd"),
+    Sample(
+        "Add", "(float[b, 7, 5] x, float[b, 7, 5] z) => (float[] y) { y = Add(x, z) }", free="x[1] x[2]", note="odd"
+    ),
     *(
         Sample(op, _COMPARE.format(op=op), free="x[1] x[2]")
         for op in ("Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual")
@@ -78,4 +90,4 @@ SAMPLES = [
         "(bool[b, 1, 10] c, float[b, 6, 10] x) => (float[] y) <float[6, 1] w> { y = Where(c, x, w) }",
         free="c[2] x[1]",
     ),
-]  # fmt: skip
+]

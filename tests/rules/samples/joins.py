@@ -35,7 +35,8 @@ SAMPLES = [
     ),
     Sample(
         "Split",
-        "(float[b, 5, 14] x) => (float[] p, float[] q, float[] r) <int64[3] sizes = {8, 4, 2}> { p, q, r = Split<axis = -1>(x, sizes) }",
+        "(float[b, 5, 14] x) => (float[] p, float[] q, float[] r) <int64[3] sizes = {8, 4, 2}> "
+        "{ p, q, r = Split<axis = -1>(x, sizes) }",
         free="x[1] x[2].0 x[2].1 x[2].2",
         note="sizes",
     ),
@@ -85,7 +86,7 @@ SAMPLES = [
     cut_out("0", "2", "1", shape="b, s, 6", note="an axis of unknown size", free="x[2]"),
     Sample(
         "Slice",
-        """(float[b, 6, 10] x, int64[b, t] n) => (float[] y) <int64[1] zero = {0}, int64[1] last = {-1}, int64[1] two = {2}>
+        """(float[b, 6, 10] x, int64[b, t] n) => (float[] y) <int64[1] zero = {0}, int64[1] two = {2}>
         { size = Shape<start = 1>(n) y = Slice(x, zero, size, two) }""",
         free="x[1]",
         note="up to a computed end",
@@ -93,7 +94,8 @@ SAMPLES = [
     ),
     Sample(
         "Pad",
-        "(float[b, 6, 10] x) => (float[] y) <int64[6] pads = {0, 0, 1, 0, 0, 2}, float fill = {3}> { y = Pad(x, pads, fill) }",
+        "(float[b, 6, 10] x) => (float[] y) <int64[6] pads = {0, 0, 1, 0, 0, 2}, float fill = {3}> "
+        "{ y = Pad(x, pads, fill) }",
         free="x[1]",
     ),
     Sample(

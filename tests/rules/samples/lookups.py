@@ -101,7 +101,8 @@ SAMPLES = [
     ),
     Sample(
         "ScatterND",
-        '(float[6, 8, 10] x, int64[3, 2] i, float[3, 10] u) => (float[] y) { y = ScatterND<reduction = "add">(x, i, u) }',
+        "(float[6, 8, 10] x, int64[3, 2] i, float[3, 10] u) => (float[] y) "
+        '{ y = ScatterND<reduction = "add">(x, i, u) }',
         free="x[2]",
         note="adds",
         values={"i": (0, 6)},
@@ -114,8 +115,9 @@ SAMPLES = [
     ),
     Sample(
         "ScatterElements",
-        '(float[6, 10] x, int64[4, 8] i, float[4, 8] u) => (float[] y) { y = ScatterElements<reduction = "add">(x, i, u) }',
+        "(float[6, 10] x, int64[4, 8] i, float[4, 8] u) => (float[] y) "
+        '{ y = ScatterElements<reduction = "add">(x, i, u) }',
         note="fewer columns, adds",
         values={"i": (0, 6)},
     ),
-]  # fmt: skip
+]

@@ -7,9 +7,23 @@ SAMPLES = [
         Sample(op, f"(float[b, 6, 10] x) => (float[] y) {{ y = {op}<axis = -1>(x) }}", free="x[1]")
         for op in ("Softmax", "LogSoftmax", "Hardmax")
     ),
-    Sample("Softmax", "(float[b, 6, 10] x) => (float[] y) { y = Softmax<axis = 1>(x) }", free="x[2]", note="inner axis"),
-    Sample("Softmax", "(float[6, 8, 10] x) => (float[] y) { y = Softmax(x) }", free="x[0]", opset=11, note="all from axis 1 on"),
-    Sample("Softmax", "(float[6, 8, 10] x) => (float[] y) { y = Softmax<axis = 2>(x) }", free="x[0] x[1]", opset=12, note="old"),
+    Sample(
+        "Softmax", "(float[b, 6, 10] x) => (float[] y) { y = Softmax<axis = 1>(x) }", free="x[2]", note="inner axis"
+    ),
+    Sample(
+        "Softmax",
+        "(float[6, 8, 10] x) => (float[] y) { y = Softmax(x) }",
+        free="x[0]",
+        opset=11,
+        note="all from axis 1 on",
+    ),
+    Sample(
+        "Softmax",
+        "(float[6, 8, 10] x) => (float[] y) { y = Softmax<axis = 2>(x) }",
+        free="x[0] x[1]",
+        opset=12,
+        note="old",
+    ),
     Sample(
         "LayerNormalization",
         """(float[b, 6, 10] x) => (float[] y, float[] mean, float[] deviation) <float[10] w, float[10] c>
@@ -47,13 +61,19 @@ SAMPLES = [
         note="smallest",
     ),
     *(
-        Sample(op, f"(float[b, 6, 10] x) => (int64[] y) {{ y = {op}<axis = -1, keepdims = {keep}>(x) }}", free="x[1]", note=note)
+        Sample(
+            op,
+            f"(float[b, 6, 10] x) => (int64[] y) {{ y = {op}<axis = -1, keepdims = {keep}>(x) }}",
+            free="x[1]",
+            note=note,
+        )
         for op in ("ArgMax", "ArgMin")
         for keep, note in ((1, ""), (0, "axis goes"))
     ),
     Sample(
         "GroupNormalization",
-        "(float[4, 6, 10] x) => (float[] y) <float[6] w, float[6] c> { y = GroupNormalization<num_groups = 3>(x, w, c) }",
+        "(float[4, 6, 10] x) => (float[] y) <float[6] w, float[6] c> "
+        "{ y = GroupNormalization<num_groups = 3>(x, w, c) }",
         free="x[0]",
     ),
     Sample(
@@ -61,4 +81,4 @@ SAMPLES = [
         "(float[4, 6, 10] x) => (float[] y) <float[6] w, float[6] c> { y = InstanceNormalization(x, w, c) }",
         free="x[0]",
     ),
-]  # fmt: skip
+]

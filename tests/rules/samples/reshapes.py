@@ -13,8 +13,14 @@ def reshape(x: str, shape: str, note: str, attributes: str = "allowzero = 0", **
 
 SAMPLES = [
     Sample("Transpose", "(float[b, 6, 10] x) => (float[] y) { y = Transpose<perm = [2, 0, 1]>(x) }", free="x[1] x[2]"),
-    Sample("Transpose", "(float[6, 7, 5] x) => (float[] y) { y = Transpose(x) }", free="x[0] x[1] x[2]", note="reversed"),
-    Sample("Unsqueeze", "(float[6, 10] x) => (float[] y) <int64[2] axes = {0, -2}> { y = Unsqueeze(x, axes) }", free="x[0] x[1]"),
+    Sample(
+        "Transpose", "(float[6, 7, 5] x) => (float[] y) { y = Transpose(x) }", free="x[0] x[1] x[2]", note="reversed"
+    ),
+    Sample(
+        "Unsqueeze",
+        "(float[6, 10] x) => (float[] y) <int64[2] axes = {0, -2}> { y = Unsqueeze(x, axes) }",
+        free="x[0] x[1]",
+    ),
     Sample(
         "Unsqueeze",
         "(float[6, 10] x) => (float[] y) { y = Unsqueeze<axes = [1, 3]>(x) }",
@@ -22,7 +28,11 @@ SAMPLES = [
         opset=11,
         note="attribute",
     ),
-    Sample("Squeeze", "(float[1, 6, 1, 10] x) => (float[] y) <int64[1] axes = {-2}> { y = Squeeze(x, axes) }", free="x[1] x[3]"),
+    Sample(
+        "Squeeze",
+        "(float[1, 6, 1, 10] x) => (float[] y) <int64[1] axes = {-2}> { y = Squeeze(x, axes) }",
+        free="x[1] x[3]",
+    ),
     Sample("Squeeze", "(float[1, 6, 1, 10] x) => (float[] y) { y = Squeeze(x) }", free="x[1] x[3]", note="all"),
     Sample(
         "Squeeze",
@@ -53,14 +63,19 @@ SAMPLES = [
     ),
     Sample(
         "Reshape",
-        """(float[b, s, 6, 4] x) => (float[] y) <int64[1] last = {-1}, int64 two = {2}, int64 three = {3}, int64[1] zero = {0}>
+        """(float[b, s, 6, 4] x) => (float[] y) <int64 two = {2}, int64 three = {3}, int64[1] zero = {0}>
         { size = Shape(x) h = Gather(size, two) d = Gather(size, three) n = Mul(h, d) m = Unsqueeze(n, zero)
           bs = Shape<end = 2>(x) shape = Concat<axis = 0>(bs, m) y = Reshape(x, shape) }""",
         free="x[2] x[3]",
         note="shape computed from a cut value",
     ),
     Sample("Flatten", "(float[b, 6, 10] x) => (float[] y) { y = Flatten(x) }", free="x[1] x[2]"),
-    Sample("Flatten", "(float[4, 6, 10] x) => (float[] y) { y = Flatten<axis = -1>(x) }", free="x[0] x[1] x[2]", note="last"),
+    Sample(
+        "Flatten",
+        "(float[4, 6, 10] x) => (float[] y) { y = Flatten<axis = -1>(x) }",
+        free="x[0] x[1] x[2]",
+        note="last",
+    ),
     Sample(
         "Expand",
         "(float[b, 6, 1, 10] x) => (float[] y) <int64[4] shape = {1, 6, 4, 10}> { y = Expand(x, shape) }",
@@ -74,7 +89,8 @@ SAMPLES = [
     ),
     Sample(
         "Expand",
-        """(float[b, 3, s, 8] x) => (float[] y) <int64[1] two = {2}, int64[1] group = {4}, int64[4] flat = {0, 12, -1, 8}>
+        """(float[b, 3, s, 8] x) => (float[] y)
+        <int64[1] two = {2}, int64[1] group = {4}, int64[4] flat = {0, 12, -1, 8}>
         { u = Unsqueeze(x, two) bk = Shape<end = 2>(x) sd = Shape<start = 2>(x) shape = Concat<axis = 0>(bk, group, sd)
           e = Expand(u, shape) y = Reshape(e, flat) }""",
         free="u[1] u[4] e[2]",
@@ -85,7 +101,12 @@ SAMPLES = [
         "(float[b, 6, 10] x) => (float[] y) <int64[3] n = {1, 3, 1}> { y = Tile(x, n) }",
         free="x[1] x[2]",
     ),
-    Sample("Tile", "(float[b, 1, 10] x) => (float[] y) <int64[3] n = {1, 6, 2}> { y = Tile(x, n) }", free="x[2]", note="a unit"),
+    Sample(
+        "Tile",
+        "(float[b, 1, 10] x) => (float[] y) <int64[3] n = {1, 6, 2}> { y = Tile(x, n) }",
+        free="x[2]",
+        note="a unit",
+    ),
     Sample(
         "ConstantOfShape",
         """(float[b, 6, 10] x) => (float[] y)
@@ -98,4 +119,4 @@ SAMPLES = [
         "{ r = Range(zero, n, one) c = Cast<to = 1>(r) u = Unsqueeze(c, last) y = Mul(u, x) }",
         values={"n": (5, 6)},
     ),
-]  # fmt: skip
+]

@@ -26,12 +26,16 @@ def attention(op: Relation) -> None:
         op.whole(y[3], "attention needs a head's features whole")
     group = Dim(tuple(a // b for a, b in zip(q.sizes, kv.sizes, strict=True)))
     op.pair(q, op.product(kv, group))
-    op.pair(op.input(0)[1 if flat else 2], y[1 if flat else 2])
+    queries = y[1 if flat else 2]
+    op.pair(op.input(0)[1 if flat else 2], queries)
+    op.whole(queries, "masks and causality go by a query's position")
     if op.has(3):
         _mask(op, q)
     for k in (4, 5):
         if op.has(k):
             _cache(op, op.input(k), kv)
+    if op.has(6):
+        op.pair(op.input(6)[0], y[0])
     for k in (1, 2):
         if k < len(op.node.outputs) and op.node.outputs[k] is not None:
             _cache(op, op.output(k), kv)
@@ -87,10 +91,17 @@ def _cache(op: Relation, axes: list[Dim], kv: Dim) -> None:
 def rotary(op: Relation) -> None:
     """Rotates pairs within a head: heads are free, the head size and the tables need whole."""
     x, y = op.input(0), op.output()
-    for k in range(1, len(op.node.inputs)):
-        if op.has(k):
-            for dim in op.input(k):
-                op.whole(dim, "rotary tables and positions are the same for all heads")
+    batch, positions = x[0], x[-2]
+    for k in (1, 2):
+        table = op.input(k)
+        if len(table) == 3:  # one row for each position
+            op.pair_or_broadcast(table[0], batch)
+            op.pair_or_broadcast(table[1], positions)
+        for dim in table[-1:] if len(table) == 3 else table:
+            op.whole(dim, "rotary tables are the same for all heads")
+    if op.has(3):
+        for dim, other in zip(op.input(3), (batch, positions), strict=True):
+            op.pair_or_broadcast(dim, other)
     if len(x) == 4:
         for a, b in zip(x, y, strict=True):
             op.pair(a, b)

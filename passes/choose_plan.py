@@ -14,7 +14,7 @@ from tpcompile.plan.cost import Prices
 from tpcompile.plan.explain import reasons_left_whole
 from tpcompile.plan.pins import pin_wishes, solve_with
 from tpcompile.plan.plan import make_plan
-from tpcompile.plan.planfile import read_choice
+from tpcompile.plan.planfile import read_plan
 from tpcompile.plan.problem import build_problem
 from tpcompile.plan.solve import Solver
 
@@ -38,14 +38,16 @@ class ChoosePlan:
         solver = Solver(problem, prices)
         wishes = pin_wishes(work.analysis, problem, request.pins)
         if request.plan is not None:
-            choice = read_choice(request.plan, problem)
-            reasons: Mapping[int, str] = {}
+            given = read_plan(request.plan, problem)
+            work._plan = make_plan(problem, given.choice, given.objective, given.reasons)
         else:
             choice, cost = solve_with(solver, wishes)
             reasons = reasons_left_whole(solver, choice, cost, wishes)
-        work._plan = make_plan(problem, choice, request.objective, reasons)
+            work._plan = make_plan(problem, choice, request.objective, reasons)
         if not work.plan.cuts_something and request.tp > 1:
-            reason = "nothing in it can be cut" if not problem.classes else "cutting anything costs more than it saves"
+            reason = "cutting anything costs more than it saves" if problem.classes else "nothing in it can be cut"
+            if request.plan is not None:
+                reason = "the plan file cuts nothing"
             if request.strict:
                 raise refuse(
                     "TP302",
@@ -80,7 +82,7 @@ def nominal_sizes(work: Compilation, usual: Mapping[str, int] | None = None) -> 
             "TP107",
             f"--sizes {','.join(wrong)}",
             "the model has no such size",
-            f"Use {', '.join([*NOMINAL, *sorted(known)][:8])}",
+            f"Use {', '.join(list(dict.fromkeys([*NOMINAL, *sorted(known)]))[:8])}",
         )
     usual = NOMINAL if usual is None else usual
     values = {}

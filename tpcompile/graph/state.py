@@ -137,17 +137,13 @@ def find_roles(
     of integer, float or boolean type with two axes; logits is the last floating-point output of three axes (or two)
     that is no cache.
     """
-    doors = {value.name for value in (*program.inputs, *program.outputs)}
-    faults = [
-        Fault(
-            "TP122",
-            f"--role {role}={name}",
-            f"the model has no input or output '{name}'",
-            f"Use one of {', '.join(sorted(doors)[:8])}",
-        )
-        for role, name in (given or {}).items()
-        if name not in doors
-    ]
+    faults = []
+    for role, name in (given or {}).items():
+        kind, doors = ("output", program.outputs) if role == "logits" else ("input", program.inputs)
+        names = [value.name for value in doors]
+        if name not in names:
+            fact = f"the model has no {kind} '{name}'"
+            faults.append(Fault("TP122", f"--role {role}={name}", fact, f"Use one of {', '.join(names[:8])}"))
     roles: dict[str, str] = {}
     caches = {pair.output for pair in pairs} | {pair.input for pair in pairs}
     tables = {value: _rows_looked_up(value) for value in program.inputs if value.dtype in ("int64", "int32")}

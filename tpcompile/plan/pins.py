@@ -13,6 +13,7 @@ from tpcompile.graph.program import Node, Value
 from tpcompile.plan.problem import Problem, terms, uncut_leaves, weight_uses
 from tpcompile.plan.solve import Choice, Solver, Wish
 
+NO_WEIGHTS = "the model has no weights"
 SEEN_THROUGH = ("Transpose", "Cast", "Identity", "DequantizeLinear", "Reshape", "Unsqueeze", "Squeeze")
 
 
@@ -33,7 +34,7 @@ def pin_wishes(analysis: Analysis, problem: Problem, pins: Sequence[tuple[str, s
         matched = [use for use in uses if fnmatchcase(use[0].name, pattern)]
         if not matched:
             names = sorted({value.name for value, _, _ in uses})
-            fact = f"no weight has such a name (there are {len(names)}, such as '{names[0] if names else ''}')"
+            fact = f"no weight has such a name (there are {len(names)}, such as '{names[0]}')" if names else NO_WEIGHTS
             faults.append(Fault("TP104", label, fact, "Correct the pattern, or leave the pin out"))
         for value, axes, nodes in matched:
             found = _wishes_of(analysis, problem, label, kind, value, axes, nodes)
@@ -41,7 +42,7 @@ def pin_wishes(analysis: Analysis, problem: Problem, pins: Sequence[tuple[str, s
                 faults.append(found)
             else:
                 wishes += found
-    raise_all(faults)
+    raise_all(dict.fromkeys(faults))
     return wishes
 
 
@@ -116,18 +117,22 @@ def solve_with(solver: Solver, wishes: Sequence[Wish]) -> tuple[Choice, float]:
     possible = [label for label in labels if label not in alone]
     for a, b in itertools.combinations(possible, 2):
         if solver.solve([*of[a], *of[b]]) is None:
-            faults.append(
-                Fault(
-                    "TP104",
-                    f"{a} and {b}",
-                    "they contradict each other: both would cut one tensor, or one product, over the same ranks",
-                    "Leave out one of them",
-                )
-            )
+            fact = f"they contradict each other: {_clash(of[a], of[b])}"
+            faults.append(Fault("TP104", f"{a} and {b}", fact, "Leave out one of them"))
     if not faults:
         faults = [Fault("TP104", ", ".join(possible), "they contradict each other together", "Leave out one of them")]
     raise_all(faults)
     raise AssertionError
+
+
+def _clash(a: Sequence[Wish], b: Sequence[Wish]) -> str:
+    cut, whole = (
+        {group for wish in (*a, *b) if wish.cut is wanted for term in wish.terms for group in term}
+        for wanted in (True, False)
+    )
+    if cut & whole:
+        return "what one wants cut the other wants whole (the layers of a model that are alike are cut alike)"
+    return "both would cut one tensor, or one product, over the same ranks"
 
 
 def _why_not(solver: Solver, wishes: Sequence[Wish], tp: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from tpcompile.dims.cut import SubAxes
@@ -12,6 +14,7 @@ from tpcompile.plan.plan import Plan
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.solve import Choice, feasible
 
+FORMAT = 1
 HEADER = """# What tpcompile cut, and over which sub-axes of the {tp} ranks. Edit `sub_axes` and give the file back:
 #     tpcompile MODEL --tp {tp} --plan plan.toml
 # The ranks are a grid of {grid}; sub_axes = [] leaves a dimension whole, {example} cuts it over all of them.
@@ -23,7 +26,7 @@ def plan_toml(plan: Plan) -> str:
     primes = list(plan.mesh.primes)
     lines = [
         HEADER.format(tp=plan.mesh.tp, grid=" × ".join(map(str, primes)) or "1", example=list(plan.mesh.all_axes)),
-        "format = 1",
+        f"format = {FORMAT}",
         f"tp = {plan.mesh.tp}",
         f"grid = {primes}",
         f"objective = {json.dumps(plan.objective)}",
@@ -45,8 +48,17 @@ def plan_toml(plan: Plan) -> str:
     return "\n".join(lines) + "\n"
 
 
-def read_choice(path: Path, problem: Problem) -> Choice:
-    """The choice that a plan.toml makes for this problem.
+@dataclass(frozen=True)
+class PlanFile:
+    """What a plan.toml says: the choice, what it was best at, and by group why the rest is whole."""
+
+    choice: Choice
+    objective: str
+    reasons: Mapping[int, str]
+
+
+def read_plan(path: Path, problem: Problem) -> PlanFile:
+    """What a plan.toml says of this problem.
 
     Raises:
         Refused: TP110 not readable, TP111 made for another tp, TP112 a dimension the model does not have, TP113
@@ -54,12 +66,14 @@ def read_choice(path: Path, problem: Problem) -> Choice:
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
-        dimensions = content["dimension"] if content.get("dimension") is not None else []
-        entries = [(str(d["name"]), tuple(int(axis) for axis in d["sub_axes"])) for d in dimensions]
-        tp = int(content["tp"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        if content["format"] != FORMAT:
+            raise ValueError(f"format {content['format']}, and this tpcompile reads format {FORMAT}")
+        entries = [(str(d["name"]), tuple(map(int, d["sub_axes"]))) for d in content.get("dimension", [])]
+        because = {str(d["name"]): str(d["because"]) for d in content.get("dimension", []) if "because" in d}
+        tp, objective = int(content["tp"]), str(content["objective"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise refuse(
-            "TP110", str(path), f"it is no plan ({error})", "Give a plan.toml that `tpcompile` wrote"
+            "TP110", str(path), f"it is no plan ({_why(error)})", "Give a plan.toml that `tpcompile` wrote"
         ) from None
     mesh = problem.mesh
     if tp != mesh.tp:
@@ -116,4 +130,14 @@ def read_choice(path: Path, problem: Problem) -> Choice:
             )
         )
     raise_all(faults)
-    return choice
+    whole = [group for group in range(len(problem.groups)) if group not in choice]
+    reasons = {group: because.get(names[group], "the plan file leaves it whole") for group in whole}
+    return PlanFile(choice, objective, reasons)
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    if isinstance(error, KeyError):
+        return f"it lacks {error}"
+    return str(error) if isinstance(error, ValueError) else "an entry is of another type"

@@ -12,6 +12,7 @@ from tpcompile.plan.cost import OBJECTIVES
 
 PIN_KINDS = ("column", "row", "vocab", "whole")
 OUTPUT_KINDS = ("whole", "shard")
+ROLES = ("tokens", "mask", "positions", "logits")
 LARGEST_TP = 1024
 
 
@@ -83,6 +84,16 @@ class Request:
         for name, size in self.sizes.items():
             if size < 1:
                 faults.append(Fault("TP106", f"--sizes {name}={size}", "a size is at least 1", f"Use {name}=1 or more"))
+        for role, name in self.roles.items():
+            if role not in ROLES:
+                faults.append(
+                    Fault("TP123", f"--role {role}={name}", "there is no such role", f"Use one of {', '.join(ROLES)}")
+                )
+        beside = [("--pin", self.pins), ("--sizes", self.sizes), ("--objective", self.objective != OBJECTIVES[0])]
+        idle = [option for option, given in beside if given]
+        if self.plan is not None and idle:
+            fact = f"a plan file decides alone, so {' and '.join(idle)} would change nothing"
+            faults.append(Fault("TP116", f"--plan {self.plan}", fact, f"Leave out --plan, or {' and '.join(idle)}"))
         raise_all(faults)
 
 

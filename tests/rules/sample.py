@@ -61,8 +61,11 @@ class Sample:
         return model
 
     def static_model(self) -> onnx.ModelProto:
-        """The model with numbers for symbols: what is free by name elsewhere may be cut here as well."""
+        """The model with numbers for symbols, so that those dims may be cut as well, and with weights as inputs."""
         model = self.model()
+        for tensor in [t for t in model.graph.initializer if t.data_type == TensorProto.FLOAT and t.dims]:
+            model.graph.initializer.remove(tensor)
+            model.graph.input.append(helper.make_tensor_value_info(tensor.name, TensorProto.FLOAT, tensor.dims))
         for info in model.graph.input:
             for dim in info.type.tensor_type.shape.dim:
                 if dim.HasField("dim_param"):

@@ -48,6 +48,15 @@ SAMPLES = [
     ),
     Sample(
         "Attention",
+        """(float[b, 6, s, 4] q, float[b, 3, s, 4] k, float[b, 3, s, 5] v, float[6, s, t] m, float[b, 3, p, 4] pk,
+        float[b, 3, p, 5] pv) => (float[] y, float[] nk, float[] nv)
+        { y, nk, nv = Attention<is_causal = 1>(q, k, v, m, pk, pv) }""",
+        free="q[1].0 q[1].1",
+        sizes={"b": 2, "s": 3, "p": 4, "t": 7},
+        note="4-D, past and present, a mask of three axes",
+    ),
+    Sample(
+        "Attention",
         """(float[b, 6, s, 4] q, float[b, 6, t, 4] k, float[b, 6, t, 4] v) => (float[] y, float[] a)
         { y, nk, nv, a = Attention<qk_matmul_output_mode = 3>(q, k, v) }""",
         free="q[1]",

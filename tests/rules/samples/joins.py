@@ -34,6 +34,12 @@ SAMPLES = [
         note="twice the same",
     ),
     Sample(
+        "Concat",
+        "(float[b, 0, 6] x, float[b, 10, 6] z) => (float[] y) { y = Concat<axis = 1>(x, z) }",
+        free="x[2] z[1]",
+        note="nothing in front",
+    ),
+    Sample(
         "Split",
         "(float[b, 5, 14] x) => (float[] p, float[] q, float[] r) <int64[3] sizes = {8, 4, 2}> "
         "{ p, q, r = Split<axis = -1>(x, sizes) }",
@@ -91,6 +97,13 @@ SAMPLES = [
         free="x[1]",
         note="up to a computed end",
         sizes={"b": 2, "t": 4},
+    ),
+    Sample(
+        "Slice",
+        """(float[b, s, 12] x) => (float[] y) <int64[2] from = {0, 3}, int64[1] seven = {-2}, int64[2] axes = {1, -1}>
+        { size = Shape<start = 1, end = 2>(x) to = Concat<axis = 0>(size, seven) y = Slice(x, from, to, axes) }""",
+        free="x[2].0 x[2].1 x[2].2",
+        note="one end computed, one not",
     ),
     Sample(
         "Pad",

@@ -25,6 +25,14 @@ SAMPLES = [
     ),
     Sample(
         "Gather",
+        "(int64[b, s] ids, float[4, 14, 5, 6] x) => (float[] y) { y = Gather<axis = 1>(x, ids) }",
+        free="x[0] x[2] x[3]",
+        sums="x[1]",
+        note="in the middle, ids of two axes",
+        values={"ids": (-14, 14)},
+    ),
+    Sample(
+        "Gather",
         "(int64 id) => (float[] y) <float[14, 6] w> { y = Gather(w, id) }",
         free="w[1]",
         sums="w[0]",

@@ -41,6 +41,9 @@ SAMPLES = [
         opset=11,
         note="attribute",
     ),
+    Sample(
+        "Squeeze", "(float[1, 6, 1, 10] x) => (float[] y) { y = Squeeze(x) }", free="x[1] x[3]", opset=12, note="old"
+    ),
     reshape("b, s, 24", "0, 0, 6, 4", "heads", free="x[2].0 x[2].1"),
     reshape("b, s, 24", "0, 0, 3, -1", "heads, the rest computed", free="x[2].0 x[2].1"),
     reshape("b, s, 24", "0, -1, 3, 8", "length computed", free="x[2].0 x[2].1"),
@@ -51,6 +54,10 @@ SAMPLES = [
     reshape("6, b, 10", "-1, 10", "heads and batch", free="x[0] x[2]"),
     reshape("4, 6", "8, 3", "blocks of two", free="x[0] x[1].0 x[1].1"),
     reshape("6, 10", "10, 6", "nothing in common"),
+    reshape("6, 10", "3, 20", "the first in two, one half to the second", free="x[0].0 x[0].1 x[1]"),
+    reshape("7, 15", "21, 5", "odd sizes", free="x[0] x[1].0 x[1].1"),
+    reshape("4, 1, 6", "4, 6, 1", "a unit moves", "allowzero = 1", free="x[0] x[2]"),
+    reshape("b, 12, 10", "0, 3, 2, 2, 10", "one of three factors", free="x[1].0 x[1].1 x[1].2 x[2]"),
     reshape("b, 10", "0, 2, 5", "heads of an odd size", free="x[1].0 x[1].1"),
     reshape("b, s, 24", "0, 0, 2, 3, 4", "three factors", free="x[2].0 x[2].1 x[2].2"),
     reshape("b, 6, 1, 10", "0, 60", "with a unit", free="x[1] x[3]"),

@@ -85,12 +85,13 @@ class Solver:
         for group, classes in enumerate(self.problem.groups):
             size = classes[0].size
             stuck = group in self.problem.forbidden or (group, group) in self.problem.exclusive
-            position = min(9, classes[0].largest[2])  # outer factors get the outer sub-axes: ranks then hold runs of heads
+            inner = min(9, classes[0].largest[2])  # outer factors get outer sub-axes: ranks then hold runs of heads
             for rank, axes in enumerate(self.subsets):
                 degree = self.problem.mesh.degree(axes)
                 allowed = not axes or (degree <= size and not stuck)
                 uneven = (-(-size // degree) * degree / size - 1) * bytes_of[group] / self.problem.mesh.tp
-                tie = TIE * total * (rank * (1 - 0.1 * position) + 0.01 * group * len(axes)) / (1 + len(self.problem.groups))
+                order = rank * (1 - 0.1 * inner) + 0.01 * group * len(axes)
+                tie = TIE * total * order / (1 + len(self.problem.groups))
                 price = uneven + tie + (self.prices.a_cut if axes else 0.0)
                 self.x[group, axes] = self._variable(price, True, float(allowed))
             self.rows.add([(self.x[group, axes], 1.0) for axes in self.subsets], 1, 1)

@@ -1,0 +1,134 @@
+"""Pins: what holds, what shows in the plan, what is refused, and that the numbers stay."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import tpcompile
+from tests import zoo
+from tests.plan.models import LIMIT, TWO_LAYERS, error_of, held, model
+from tpcompile.errors import Refused
+
+QUARTERS = [[[0, 9]], [[9, 18]], [[18, 27]], [[27, 36]]]
+WIDTH = [[[0, 4]], [[4, 8]], [[8, 12]], [[12, 16]]]
+FIFTY = [[[0, 13]], [[13, 26]], [[26, 38]], [[38, 50]]]
+
+
+@pytest.mark.parametrize(
+    ("pins", "weight", "axes"),
+    [
+        ({"up0": "column"}, "up0", [[None, part] for part in QUARTERS]),
+        ({"down0": "row"}, "down0", [[part, None] for part in QUARTERS]),
+        ({"up0": "row"}, "up0", [[part, None] for part in WIDTH]),
+        ({"down*": "column"}, "down1", [[None, part] for part in WIDTH]),
+        ({"table": "vocab"}, "table", [[part, None] for part in FIFTY]),
+        ({"table": "column"}, "table", [[None, part] for part in WIDTH]),
+        ({"head": "column"}, "head", [[None, part] for part in FIFTY]),
+        ({"head": "row"}, "head", [[part, None] for part in WIDTH]),
+        ({"table": "whole"}, "table", [None] * 4),
+        ({"bias?": "whole"}, "bias1", [None] * 4),
+    ],
+)
+def test_a_pin_holds_and_the_numbers_stay(pins: dict[str, str], weight: str, axes: object, tmp_path: Path) -> None:
+    source = model(TWO_LAYERS)
+    tpcompile.compile(source, 4, tmp_path / "b", pins=pins)
+    assert held(tmp_path / "b", weight) == axes
+    assert error_of(source, tmp_path / "b") <= LIMIT
+
+
+def test_everything_pinned_whole(tmp_path: Path) -> None:
+    bundle = tpcompile.compile(model(TWO_LAYERS), 4, tmp_path / "b", pins={"*": "whole"})
+    assert bundle.manifest.collectives == ()
+    assert bundle.warnings == ("cutting anything costs more than it saves: every rank runs the whole model",)
+
+
+def test_pins_on_a_real_decoder(tmp_path: Path) -> None:
+    """The table whole and the first product of each feed-forward by rows: what no planner would choose."""
+    source = zoo.model("gpt2__legacy__kv")
+    pins = {"*.wte.weight": "whole", "*.mlp.c_fc.weight": "row"}
+    bundle = tpcompile.compile(source, 2, tmp_path / "b", pins=pins)
+    assert bundle.plan is not None
+    cut = {place: group.degree for group in bundle.plan.groups for place in group.weights}
+    prefix = "m.transformer"
+    assert (cut[f"{prefix}.wte.weight[0]"], cut[f"{prefix}.wte.weight[1]"]) == (1, 1)
+    assert [cut[f"{prefix}.h.{layer}.mlp.c_fc.weight[0]"] for layer in (0, 1)] == [2, 2]
+    assert held(tmp_path / "b", f"{prefix}.h.1.mlp.c_fc.weight") == [[[[0, 64]], None], [[[64, 128]], None]]
+    assert error_of(source, tmp_path / "b", zoo.feeds("gpt2__legacy__kv")) <= LIMIT
+
+
+@pytest.mark.parametrize(
+    ("tp", "pins", "lines"),
+    [
+        (
+            4,
+            [("up0", "vocab"), ("nothing.*", "column"), ("table", "row"), ("bias0", "row")],
+            [
+                "TP104 pin 'up0=vocab': up0 [16, 36] has no such axis (its axes are row, column). "
+                "Use one of row, column, whole, or leave the pin out",
+                "TP104 pin 'nothing.*=column': no weight has such a name (there are 8, such as 'bias0'). "
+                "Correct the pattern, or leave the pin out",
+                "TP104 pin 'table=row': table [50, 16] has no such axis (its axes are vocab, column). "
+                "Use one of vocab, column, whole, or leave the pin out",
+                "TP104 pin 'bias0=row': bias0 [36] has no such axis (its axes are column). "
+                "Use one of column, whole, or leave the pin out",
+            ],
+        ),
+        (
+            4,
+            [("up0", "column"), ("up0", "row"), ("head", "column"), ("head", "whole")],
+            [
+                "TP104 pin 'up0=column' and pin 'up0=row': they contradict each other: "
+                "both would cut one tensor, or one product, over the same ranks. Leave out one of them",
+                "TP104 pin 'up0=row' and pin 'head=column': they contradict each other: "
+                "both would cut one tensor, or one product, over the same ranks. Leave out one of them",
+                "TP104 pin 'up0=row' and pin 'head=whole': they contradict each other: what one wants cut the other "
+                "wants whole (the layers of a model that are alike are cut alike). Leave out one of them",
+                "TP104 pin 'head=column' and pin 'head=whole': they contradict each other: what one wants cut the other "
+                "wants whole (the layers of a model that are alike are cut alike). Leave out one of them",
+            ],
+        ),
+        (
+            2,
+            [("up0", "column"), ("up1", "whole")],
+            [
+                "TP104 pin 'up0=column' and pin 'up1=whole': they contradict each other: what one wants cut the other "
+                "wants whole (the layers of a model that are alike are cut alike). Leave out one of them",
+            ],
+        ),
+        (
+            41,
+            [("up0", "column"), ("table", "vocab")],
+            [
+                "TP104 pin 'up0=column': the dimension has 36 parts, too few for 41 ranks. "
+                "Leave out the pin, or use another tp",
+            ],
+        ),
+    ],
+)
+def test_pins_that_cannot_hold_are_all_named(tp: int, pins: list[tuple[str, str]], lines: list[str]) -> None:
+    with pytest.raises(Refused) as caught:
+        tpcompile.plan(model(TWO_LAYERS), tp, pins=pins)
+    assert str(caught.value).splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("graph", "pin", "text"),
+    [
+        (
+            "(float[batch, 6] x) => (float[batch, 6] y) { y = Relu(x) }",
+            "*",
+            "TP104 pin '*=column': the model has no weights. Correct the pattern, or leave the pin out",
+        ),
+        (
+            "(float[6, 6] x) => (float[6, 6] y) <float[6, 6] w> { h = Det(w) g = MatMul(x, w) y = Add(g, h) }",
+            "w",
+            "TP104 pin 'w=column': w cannot be cut so: Det has no rule. Leave the pin out",
+        ),
+    ],
+)
+def test_weights_that_cannot_be_cut(graph: str, pin: str, text: str) -> None:
+    with pytest.raises(Refused) as caught:
+        tpcompile.plan(model(graph), 2, pins={pin: "column"})
+    assert str(caught.value) == text

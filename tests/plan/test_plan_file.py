@@ -1,0 +1,192 @@
+"""plan.toml: the same every time, read back as it was written, edited by hand, refused where it cannot hold."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import tpcompile
+from tests import zoo
+from tests.plan.models import LIMIT, TWO_LAYERS, attention, error_of, held, model
+from tpcompile.dims.cut import Cut
+from tpcompile.errors import Refused
+from tpcompile.passes.check_plan import CheckPlan
+from tpcompile.plan.plan import Plan
+from tpcompile.plan.planfile import plan_toml
+
+REAL = "gpt2__legacy__kv"
+
+
+def text_of(source: object, tp: int, **wishes: object) -> str:
+    return plan_toml(tpcompile.plan(source, tp, **wishes).plan)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("objective", ["balanced", "memory"])
+def test_the_same_model_gives_the_same_plan_and_files(objective: str, tmp_path: Path) -> None:
+    source = zoo.model(REAL)
+    for folder in ("a", "b"):
+        tpcompile.compile(source, 2, tmp_path / folder, objective=objective)
+    files = sorted(path.name for path in (tmp_path / "a").iterdir())
+    assert "plan.toml" in files
+    assert files == sorted(path.name for path in (tmp_path / "b").iterdir())
+    differ = [name for name in files if (tmp_path / "a" / name).read_bytes() != (tmp_path / "b" / name).read_bytes()]
+    assert differ == []
+
+
+@pytest.mark.parametrize("objective", ["balanced", "memory"])
+@pytest.mark.parametrize("name", [REAL, "falcon40b__dynamo__kv"])
+def test_read_back_it_is_the_same_plan(name: str, objective: str, tmp_path: Path) -> None:
+    source = zoo.model(name)
+    written = text_of(source, 4, objective=objective)
+    (tmp_path / "plan.toml").write_text(written)
+    assert text_of(source, 4, plan=tmp_path / "plan.toml") == written
+
+
+def test_memory_cuts_more() -> None:
+    source = model(TWO_LAYERS.replace("50", "6"))  # a vocabulary of 6: not worth an AllReduce and an AllGather
+    cut = {
+        objective: {group.name for group in tpcompile.plan(source, 2, objective=objective).plan.groups if group.axes}
+        for objective in ("balanced", "memory")
+    }
+    assert cut == {"balanced": {"up0[1]"}, "memory": {"up0[1]", "head[1]", "table[0]"}}
+
+
+def edited(text: str, name: str, sub_axes: str) -> str:
+    """The plan with other sub-axes for one dimension."""
+    found, count = re.subn(
+        rf'(name = "{re.escape(name)}"\nsize = \d+\ncount = \d+\nsub_axes = )\[.*\]', rf"\g<1>{sub_axes}", text
+    )
+    assert count == 1
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "sub_axes", "weight", "expected"),
+    [
+        ("up0[1]", "[]", "down1", [None] * 4),
+        ("up0[1]", "[0]", "up1", [[None, [[0, 18]]]] * 2 + [[None, [[18, 36]]]] * 2),
+        ("up0[1]", "[1]", "up0", [[None, [[0, 18]]], [None, [[18, 36]]]] * 2),
+        ("head[1]", "[1]", "head", [[None, [[0, 25]]], [None, [[25, 50]]]] * 2),
+        ("table[0]", "[]", "table", [None] * 4),
+    ],
+)
+def test_edited_by_hand(name: str, sub_axes: str, weight: str, expected: object, tmp_path: Path) -> None:
+    source = model(TWO_LAYERS)
+    (tmp_path / "plan.toml").write_text(edited(text_of(source, 4), name, sub_axes))
+    bundle = tpcompile.compile(source, 4, tmp_path / "b", plan=tmp_path / "plan.toml")
+    assert held(tmp_path / "b", weight) == expected
+    assert error_of(source, tmp_path / "b") <= LIMIT
+    assert bundle.plan is not None
+    group = next(group for group in bundle.plan.groups if group.name == name)
+    assert list(group.axes) == json.loads(sub_axes)
+    if not group.axes:
+        assert group.reason == "the plan file leaves it whole"
+
+
+def test_other_dims_cut_by_hand_in_a_real_decoder(tmp_path: Path) -> None:
+    """Heads over one sub-axis, the feed-forward over the other, the table whole."""
+    source = zoo.model(REAL)
+    text = text_of(source, 4)
+    for name, axes in (
+        ("m.transformer.h.0.mlp.c_proj.weight[0]", "[1]"),
+        ("m.transformer.h.0.attn.c_attn.weight[1]", "[0]"),
+        ("m.transformer.wte.weight[0]", "[]"),
+    ):
+        text = edited(text, name, axes)
+    (tmp_path / "plan.toml").write_text(text)
+    tpcompile.compile(source, 4, tmp_path / "b", plan=tmp_path / "plan.toml")
+    assert error_of(source, tmp_path / "b", zoo.feeds(REAL)) <= LIMIT
+
+
+def test_a_plan_that_names_nothing_cuts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "plan.toml").write_text('format = 1\ntp = 4\nobjective = "balanced"\n')
+    bundle = tpcompile.compile(model(TWO_LAYERS), 4, tmp_path / "b", plan=tmp_path / "plan.toml")
+    assert bundle.warnings == ("the plan file cuts nothing: every rank runs the whole model",)
+    with pytest.raises(Refused) as caught:
+        tpcompile.plan(model(TWO_LAYERS), 4, plan=tmp_path / "plan.toml", strict=True)
+    assert str(caught.value) == (
+        "TP302 the ModelProto: the plan file cuts nothing, so every rank would run the whole model. "
+        "Leave out --strict, or use --tp 1"
+    )
+
+
+HEAD = 'format = 1\ntp = 4\nobjective = "balanced"\n'
+
+
+def refusal(text: str | None, tmp_path: Path, tp: int = 4) -> list[str]:
+    """The lines of a refusal, without the path of the plan file."""
+    path = tmp_path / "p.toml"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(Refused) as caught:
+        tpcompile.plan(model(TWO_LAYERS), tp, plan=path)
+    return str(caught.value).replace(str(path), "p.toml").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (None, "No such file or directory"),
+        ("x", "Expected '=' after a key in a key/value pair (at end of document)"),
+        ("tp = 4", "it lacks 'format'"),
+        ("format = 2\ntp = 4", "format 2, and this tpcompile reads format 1"),
+        (HEAD.replace("tp = 4", "tp = []"), "an entry is of another type"),
+        (HEAD.replace("tp = 4", 'tp = "four"'), "invalid literal for int() with base 10: 'four'"),
+        (HEAD + "dimension = 3", "an entry is of another type"),
+        (HEAD + '[[dimension]]\nname = "up0[1]"\nsub_axes = 2', "an entry is of another type"),
+        (HEAD + '[[dimension]]\nname = "up0[1]"', "it lacks 'sub_axes'"),
+    ],
+)
+def test_no_plan(text: str | None, why: str, tmp_path: Path) -> None:
+    assert refusal(text, tmp_path) == [
+        f"TP110 p.toml: it is no plan ({why}). Give a plan.toml that `tpcompile` wrote",
+    ]
+
+
+def test_a_plan_for_other_ranks(tmp_path: Path) -> None:
+    assert refusal(HEAD, tmp_path, 2) == [
+        "TP111 p.toml: it was made for tp 4, not 2. Use --tp 4, or make a plan for 2",
+    ]
+
+
+def test_all_that_cannot_hold_is_said_at_once(tmp_path: Path) -> None:
+    entries = (("up0[1]", [1, 0]), ("nothing", [0]), ("head[1]", [0, 5]), ("table[0]", [0]), ("table[1]", [0]))
+    text = HEAD + "".join(f'[[dimension]]\nname = "{name}"\nsub_axes = {axes}\n' for name, axes in entries)
+    assert refusal(text, tmp_path) == [
+        "TP113 p.toml: 'up0[1]': sub_axes [1, 0] are not ascending numbers of the grid [2, 2]. Use some of [0, 1]",
+        "TP112 p.toml: 'nothing': the model has no such dimension. Make the plan again for this model",
+        "TP113 p.toml: 'head[1]': sub_axes [0, 5] are not ascending numbers of the grid [2, 2]. Use some of [0, 1]",
+        "TP114 p.toml: 'table[0]' and 'table[1]': both are dimensions of one tensor or product and cannot be cut over "
+        "one sub-axis. Set sub_axes = [] for one of them",
+    ]
+
+
+def test_too_few_parts(tmp_path: Path) -> None:
+    text = HEAD.replace("4", "41") + '[[dimension]]\nname = "up0[1]"\nsub_axes = [0]\n'
+    assert refusal(text, tmp_path, 41) == [
+        "TP113 p.toml: 'up0[1]': it cannot be cut over [0]: its size 36 gives fewer than 41 parts. "
+        "Use fewer sub_axes, or []",
+    ]
+
+
+def test_the_last_check_before_the_graph_is_changed() -> None:
+    """Should constraints ever miss a pair: the plan is held against every node."""
+    work = tpcompile.plan(attention(8, 8), 2)
+    rows, heads = (
+        next(cls.leaf for cls in work.problem.classes if ("q", axis, 0) in [(v.name, a, p) for v, a, p in cls.places])
+        for axis in (0, 1)
+    )
+    both = Cut(work.plan.mesh, {rows: (0,), heads: (0,)})
+    work._plan = Plan(work.plan.mesh, "balanced", both, work.plan.groups)
+    with pytest.raises(Refused) as caught:
+        CheckPlan().run(work)
+    lines = str(caught.value).splitlines()
+    assert lines and len(set(lines)) == len(lines)
+    assert re.fullmatch(
+        r"TP115 MatMul \S*: '\w\[\d\]' and '\w\[\d\]' are both cut over one sub-axis and meet in it\. "
+        "Leave one of them whole",
+        lines[0],
+    )

@@ -1,0 +1,123 @@
+"""The solver's plan is the cheapest of all plans: every choice of tiny problems is priced by hand and compared."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+
+import tpcompile
+from tests.plan.models import TWO_LAYERS, attention, model
+from tpcompile.plan.cost import Prices
+from tpcompile.plan.problem import Problem
+from tpcompile.plan.solve import Choice, Solver, Wish, feasible
+
+SMALL = TWO_LAYERS.replace("50", "20").replace("36", "10")
+MODELS = {
+    "two layers": model(TWO_LAYERS),
+    "small": model(SMALL),
+    "fused": model(
+        """(float[batch, 12] x) => (float[batch, 12] y) <float[12, 60] qkv, float[20, 12] o, int64[3] thirds = {20, 20, 20}>
+        { a = MatMul(x, qkv) q, k, v = Split<axis = 1>(a, thirds) s = Mul(q, k) t = Mul(s, v) y = MatMul(t, o) }"""
+    ),
+    "heads": attention(6, 2),
+    "uneven": attention(5, 5),
+}
+
+
+def choices(problem: Problem) -> Iterator[Choice]:
+    """Every plan that holds."""
+    mesh = problem.mesh
+    subsets = [s for n in range(len(mesh.primes) + 1) for s in itertools.combinations(mesh.all_axes, n)]
+    each = []
+    for group, classes in enumerate(problem.groups):
+        stuck = group in problem.forbidden or (group, group) in problem.exclusive
+        each.append([s for s in subsets if not s or (not stuck and mesh.degree(s) <= classes[0].size)])
+    for found in itertools.product(*each):
+        choice = {group: axes for group, axes in enumerate(found) if axes}
+        if feasible(problem, mesh, choice):
+            continue
+        if all(reached(choice, a) == reached(choice, b) for a, b in problem.together):
+            yield choice
+
+
+def reached(choice: Choice, groups: frozenset[int]) -> set[int]:
+    """The sub-axes over which any of the groups is cut."""
+    return {axis for group in groups for axis in choice.get(group, ())}
+
+
+def price(solver: Solver, choice: Choice) -> float:
+    """What a choice costs: the solver's own prices of cuts, weights read, and collectives, added up by hand."""
+    problem, prices = solver.problem, solver.prices
+    total = sum(solver.cost[solver.x[group, choice.get(group, ())]] for group in range(len(problem.groups)))
+    for groups, nbytes in solver.stored.items():
+        if groups:
+            total += nbytes / problem.mesh.degree(tuple(sorted(reached(choice, groups))))
+    return total + collectives(problem, prices, choice)
+
+
+def collectives(problem: Problem, prices: Prices, choice: Choice) -> float:
+    tp, total = problem.mesh.tp, 0.0
+    for groups, count in problem.reductions.items():
+        if groups & choice.keys():
+            nbytes = problem.reduced_bytes[groups]
+            if groups <= problem.lookups:
+                total += 0.5 * prices.all_gather(count, nbytes, tp)
+            else:
+                total += prices.all_reduce(problem.reduction_weights[groups], nbytes, tp)
+    for groups, count in problem.gathers.items():
+        if groups & choice.keys():
+            total += prices.all_gather(count, problem.gathered_bytes[groups], tp)
+    return total
+
+
+@pytest.mark.parametrize("objective", ["balanced", "memory"])
+@pytest.mark.parametrize("tp", [2, 3, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_optimum_is_the_optimum(name: str, tp: int, objective: str) -> None:
+    problem = tpcompile.plan(MODELS[name], tp).problem
+    solver = Solver(problem, Prices.of(objective, problem.mean_product_bytes, tp))
+    found = solver.solve()
+    assert found is not None
+    choice, cost = found
+    priced = [(price(solver, other), other) for other in choices(problem)]
+    best = min(priced, key=lambda pair: pair[0])
+    assert len(priced) > 1
+    assert any(other == choice for _, other in priced), "it is none of the plans that hold"
+    assert cost == pytest.approx(price(solver, choice), rel=1e-6)
+    assert cost == pytest.approx(best[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("tp", [2, 4])
+def test_wishes_narrow_the_choice(tp: int) -> None:
+    problem = tpcompile.plan(MODELS["small"], tp).problem
+    solver = Solver(problem, Prices.of("balanced", problem.mean_product_bytes, tp))
+    every_axis = set(problem.mesh.all_axes)
+    for group in range(len(problem.groups)):
+        for cut in (True, False):
+            found = solver.solve([Wish("", (frozenset((group,)),), cut)])
+            assert found is not None
+            wanted = [
+                other
+                for other in choices(problem)
+                if reached(other, frozenset((group,))) == (every_axis if cut else set())
+            ]
+            assert found[0] in wanted
+            assert found[1] == pytest.approx(min(price(solver, other) for other in wanted), rel=1e-6)
+
+
+def test_wishes_that_cannot_hold() -> None:
+    problem = tpcompile.plan(MODELS["small"], 2).problem
+    solver = Solver(problem, Prices.of("balanced", problem.mean_product_bytes, 2))
+    group = frozenset((0,))
+    assert solver.solve([Wish("a", (group,), True), Wish("b", (group,), False)]) is None
+    assert solver.solve([Wish("a", (frozenset(),), True)]) is None
+
+
+def test_one_rank_and_no_weights() -> None:
+    alone = tpcompile.plan(MODELS["small"], 1)
+    assert not alone.plan.cuts_something and alone.warnings == []
+    empty = tpcompile.plan(model("(float[batch, 6] x) => (float[batch, 6] y) { y = Relu(x) }"), 4)
+    assert empty.plan.groups == ()
+    assert empty.warnings == ["nothing in it can be cut: every rank runs the whole model"]

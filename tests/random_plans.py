@@ -23,7 +23,6 @@ from tpcompile import pipeline
 from tpcompile.dims.cut import Mesh
 from tpcompile.graph.doors import open_model
 from tpcompile.output import write_bundle
-from tpcompile.passes.choose_plan import nominal_sizes
 from tpcompile.passes.compilation import Compilation
 from tpcompile.passes.infer_shapes import InferShapes
 from tpcompile.passes.name_dims import NameDims
@@ -33,8 +32,9 @@ from tpcompile.plan.problem import Problem, build_problem
 from tpcompile.plan.request import Request
 from tpcompile.plan.solve import Choice, Solver, feasible
 
+NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
+LIMIT_OF_NARROW = 2e-2
 KINDS = ("solved", "listed")
-__all__ = ["KINDS", "LIMIT", "Draw", "Subject"]
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Subject:
 
     def __init__(self, model: onnx.ModelProto, feeds: dict[str, Array]) -> None:
         self.reference = session(model.SerializeToString())
+        narrow = any(tensor.data_type in NARROW for tensor in model.graph.initializer)
+        self.limit = LIMIT_OF_NARROW if narrow else LIMIT
         self.names = [output.name for output in self.reference.get_outputs()]
         self.trials = list(self._runnable(model, feeds))
         self.source = open_model(model)
@@ -82,7 +84,7 @@ class Subject:
     def compiled(self, draw: Draw, folder: Path) -> Plan:
         """Write the bundle of a random plan into an empty folder."""
         work = dataclasses.replace(self.analysed(draw.outputs), request=Request(draw.tp, outputs=draw.outputs))
-        problem = build_problem(work.analysis, Mesh(draw.tp), work.cut_doors, nominal_sizes(work))
+        problem = build_problem(work.analysis, Mesh(draw.tp), work.cut_doors, max, max)
         problem = problem if draw.alike else each_alone(problem)
         choice = CHOOSE[draw.kind](problem, np.random.default_rng(draw.seed))
         work._problem, work._plan = problem, make_plan(problem, choice, "balanced", {})

@@ -96,14 +96,16 @@ def blocks(size: int, tp: int) -> list[int]:
 
 
 def attention(heads: int, kv: int, size: int, width: int, *, norm: bool = False) -> str:
-    """Grouped attention over x [B, S, width]: q, k, v apart, with biases; keys repeated; an output product with bias."""
+    """Grouped attention over x [B, S, width]: q, k, v apart with biases, keys repeated, an output product with bias."""
     q, k, out = heads * size, kv * size, width + 1
     k_norm = "kn = LayerNormalization <axis = -1> (kr, g_k)" if norm else "kn = Identity(kr)"
     return f"""(float[B, S, {width}] x) => (float[B, S, {out}] y)
-<float[{width}, {q}] w_q, float[{q}] b_q, float[{width}, {k}] w_k, float[{k}] b_k, float[{width}, {k}] w_v, float[{k}] b_v,
+<float[{width}, {q}] w_q, float[{q}] b_q, float[{width}, {k}] w_k, float[{k}] b_k,
+ float[{width}, {k}] w_v, float[{k}] b_v,
  float[{q}, {out}] w_o, float[{out}] b_o, float[{size}] g_k, float scale = {{0.1}},
  int64[4] q_shape = {{0, 0, {heads}, {size}}}, int64[4] k_shape = {{0, 0, {kv}, {size}}}, int64[1] two = {{2}},
- int64[5] repeat = {{1, 1, {heads // kv}, 1, 1}}, int64[4] merged = {{0, {heads}, -1, {size}}}, int64[3] flat = {{0, 0, {q}}}>
+ int64[5] repeat = {{1, 1, {heads // kv}, 1, 1}}, int64[4] merged = {{0, {heads}, -1, {size}}},
+ int64[3] flat = {{0, 0, {q}}}>
 {{
  qm = MatMul(x, w_q) qb = Add(qm, b_q) qr = Reshape(qb, q_shape) q = Transpose <perm = [0, 2, 1, 3]> (qr)
  km = MatMul(x, w_k) kb = Add(km, b_k) kr = Reshape(kb, k_shape) {k_norm} kt = Transpose <perm = [0, 2, 1, 3]> (kn)
@@ -117,4 +119,5 @@ def attention(heads: int, kv: int, size: int, width: int, *, norm: bool = False)
 def core(flat: str) -> str:
     """Scores, softmax and values of q, k, v [B, heads, S, size]; `joined` is reshaped to the constant `flat`."""
     return f"""k_t = Transpose <perm = [0, 1, 3, 2]> (k) s = MatMul(q, k_t) scaled = Mul(s, scale)
- p = Softmax <axis = -1> (scaled) o = MatMul(p, v) ot = Transpose <perm = [0, 2, 1, 3]> (o) joined = Reshape(ot, {flat})"""
+ p = Softmax <axis = -1> (scaled) o = MatMul(p, v) ot = Transpose <perm = [0, 2, 1, 3]> (o)
+ joined = Reshape(ot, {flat})"""

@@ -1,4 +1,4 @@
-"""Files written twice, models over 2 GB, data beside a model that is opened from elsewhere (docs/faults.md, section L)."""
+"""Files written twice, models over 2 GB, data of a model that is opened from elsewhere (docs/faults.md, section L)."""
 
 from __future__ import annotations
 

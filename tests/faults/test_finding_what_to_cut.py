@@ -66,7 +66,8 @@ def test_h6_convolution_flatten_linear(tp: int, tmp_path: Path) -> None:
 
 def test_i4_parts_of_rows_are_stored_as_they_lie(tmp_path: Path) -> None:
     """W[:, 6:12] as bytes, not as a view of W."""
-    text = "(float[B, 5] x) => (float[B, 7] y) <float[5, 12] w_1, float[12, 7] w_2> { m = MatMul(x, w_1) r = Relu(m) y = MatMul(r, w_2) }"
+    text = """(float[B, 5] x) => (float[B, 7] y) <float[5, 12] w_1, float[12, 7] w_2>
+{ m = MatMul(x, w_1) r = Relu(m) y = MatMul(r, w_2) }"""
     proto = model(text)
     ranks = Ranks(proto, 2, tmp_path)
     for rank, held in enumerate(ranks.models):
@@ -77,7 +78,8 @@ def test_i4_parts_of_rows_are_stored_as_they_lie(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tp, size", [(4, 2), (6, 2), (6, 3), (8, 2)])
 def test_j2_collectives_among_some_ranks_name_their_group_and_its_size(tp: int, size: int, tmp_path: Path) -> None:
     """A dim of 2 or 3 that is summed over: each pair or triple of ranks sums for itself."""
-    text = f"(float[B, 5] x) => (float[B, 7] y) <float[5, {size}] w_1, float[{size}, 7] w_2> {{ m = MatMul(x, w_1) y = MatMul(m, w_2) }}"
+    text = f"""(float[B, 5] x) => (float[B, 7] y) <float[5, {size}] w_1, float[{size}, 7] w_2>
+{{ m = MatMul(x, w_1) y = MatMul(m, w_2) }}"""
     ranks = Ranks(model(text), tp, tmp_path, objective="memory")
     groups = set()
     for rank in range(tp):

@@ -26,14 +26,16 @@ BLOCKS_OF_ALL = f"""(float[B, S, 6] x) => (float[B, S, 7] y)
 
 PER_HEAD = f"""(float[B, S, 6] x) => (float[B, S, 7] y)
 <float[6, 24] w, float[24] b, float[8, 7] w_o, float[7] b_o, float scale = {{0.1}},
- int64[5] heads = {{0, 0, 4, 3, 2}}, int64[3] flat = {{0, 0, 8}}, int64 zero = {{0}}, int64 one = {{1}}, int64 two = {{2}}>
+ int64[5] heads = {{0, 0, 4, 3, 2}}, int64[3] flat = {{0, 0, 8}}, int64 zero = {{0}}, int64 one = {{1}},
+ int64 two = {{2}}>
 {{ m = MatMul(x, w) f = Add(m, b) r = Reshape(f, heads)
  qs = Gather <axis = 3> (r, zero) ks = Gather <axis = 3> (r, one) vs = Gather <axis = 3> (r, two) {TRANSPOSED}
  {core("flat")} z = MatMul(joined, w_o) y = Add(z, b_o) }}"""
 
 BLOCKS_OF_TWO_HEADS = f"""(float[B, S, 6] x) => (float[B, S, 7] y)
 <float[6, 24] w, float[24] b, float[8, 7] w_o, float[7] b_o, float scale = {{0.1}},
- int64[4] blocks = {{0, 0, 2, 12}}, int64[3] parts = {{4, 4, 4}}, int64[4] heads = {{0, 0, 4, 2}}, int64[3] flat = {{0, 0, 8}}>
+ int64[4] blocks = {{0, 0, 2, 12}}, int64[3] parts = {{4, 4, 4}}, int64[4] heads = {{0, 0, 4, 2}},
+ int64[3] flat = {{0, 0, 8}}>
 {{ m = MatMul(x, w) f = Add(m, b) r = Reshape(f, blocks) qf, vf, kf = Split <axis = -1> (r, parts)
  qs = Reshape(qf, heads) ks = Reshape(kf, heads) vs = Reshape(vf, heads) {TRANSPOSED}
  {core("flat")} z = MatMul(joined, w_o) y = Add(z, b_o) }}"""
@@ -61,8 +63,8 @@ def test_c1_each_rank_holds_its_heads_of_all_three(text: str, tmp_path: Path) ->
 
 GROUPED = f"""(float[B, S, 6] x) => (float[B, S, 7] y)
 <float[6, 16] w, float[16] b, float[8, 7] w_o, float[7] b_o, float scale = {{0.1}}, int64[3] parts = {{8, 4, 4}},
- int64[4] heads = {{0, 0, 4, 2}}, int64[4] few = {{0, 0, 2, 2}}, int64[1] two = {{2}}, int64[5] repeat = {{1, 1, 2, 1, 1}},
- int64[4] merged = {{0, 4, -1, 2}}, int64[3] flat = {{0, 0, 8}}>
+ int64[4] heads = {{0, 0, 4, 2}}, int64[4] few = {{0, 0, 2, 2}}, int64[1] two = {{2}},
+ int64[5] repeat = {{1, 1, 2, 1, 1}}, int64[4] merged = {{0, 4, -1, 2}}, int64[3] flat = {{0, 0, 8}}>
 {{ m = MatMul(x, w) f = Add(m, b) qf, kf, vf = Split <axis = -1> (f, parts)
  qs = Reshape(qf, heads) kr = Reshape(kf, few) vr = Reshape(vf, few) q = Transpose <perm = [0, 2, 1, 3]> (qs)
  kt = Transpose <perm = [0, 2, 1, 3]> (kr) ku = Unsqueeze(kt, two) ke = Expand(ku, repeat) k = Reshape(ke, merged)

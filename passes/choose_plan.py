@@ -46,8 +46,8 @@ class ChoosePlan:
             work._plan = make_plan(problem, choice, request.objective, reasons)
         if not work.plan.cuts_something and request.tp > 1:
             reason = "cutting anything costs more than it saves" if problem.classes else "nothing in it can be cut"
-            if request.plan is not None:
-                reason = "the plan file cuts nothing"
+            if request.plan is not None or request.pins:
+                reason = "the plan file cuts nothing" if request.plan else "the pins leave nothing worth cutting"
             if request.strict:
                 raise refuse(
                     "TP302",

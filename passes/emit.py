@@ -77,15 +77,16 @@ class Emitter:
         shapes: Sequence[Sequence[LocalSize]],
         nbytes: str,
         because: str,
+        root: int = -1,
     ) -> str:
-        """A collective over the groups of ranks that differ on sub-axes `axes`."""
+        """A collective over the groups of ranks that differ on sub-axes `axes`; `root` is who broadcasts."""
         groups = self.mesh.groups(axes)
         everyone = len(groups) == 1
         mine = [next(group for group in groups if rank in group) for rank in range(self.mesh.tp)]
         node = LocalNode(OP_TYPE, DOMAIN, output, [x], [output], {
             "collective_operation": op,
             "reduce_op": "sum" if op in ("all_reduce", "reduce_scatter") else "none",
-            "root": -1,
+            "root": root,
             "nb_rank": len(groups[0]),
             "groups": [] if everyone else PerRank(tuple(mine)),
             "group_size": 0 if everyone else len(groups[0]),

@@ -22,6 +22,10 @@ from tpcompile.passes.local_sizes import LocalSizes
 from tpcompile.passes.masked_lookup import mask_rows, masked_ids
 from tpcompile.passes.versions import NONE, Leaves, Versions
 
+DRAWN = frozenset(
+    ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
+)
+
 
 @dataclass
 class Rewriter:
@@ -186,7 +190,7 @@ class Rewriter:
         return self._masked(name, value, mask) if mask else name
 
     def _masked(self, name: str, value: Value, mask: frozenset[int]) -> str:
-        """The value on the rank that starts each group over `mask`, zero on the others: 0 times infinity would not be."""
+        """The value on the rank that starts each group over `mask`, zero on the others, where 0 · ∞ would not be."""
         starts = [np.array(self.versions.starts(rank, mask)) for rank in range(self.cut.mesh.tp)]
         once = self.emitter.constant("tpcompile.once", starts)
         nothing = self.emitter.scalars("tpcompile.nothing", [0] * self.cut.mesh.tp, value.dtype)
@@ -215,6 +219,9 @@ class Rewriter:
                 self._operand(node, index, self._within(relation.inputs[index], active), summed=not passes, mask=mask)
             )
         outputs = [self.versions.native_name(v) if v is not None else "" for v in node.outputs]
+        if node.op in DRAWN and self.cut.axes:
+            self._drawn(node, inputs, outputs)
+            return
         if relation.lookup is not None and own:
             ids, mine = masked_ids(self.emitter, relation, self.cut.only(active), inputs[1], outputs[0])
             found = self.emitter.name(f"{outputs[0]}.found")
@@ -255,6 +262,19 @@ class Rewriter:
                 node.op, node.domain, node.name, inputs, outputs, dict(attributes or {}), node.origin, dropped, renamed
             )
         )
+
+    def _drawn(self, node: Node, inputs: list[str], outputs: list[str]) -> None:
+        """Random numbers are drawn by rank 0 for all: ranks that drew their own would no longer agree on anything."""
+        value, final = node.outputs[0], outputs[0]
+        if value is None:
+            return
+        drawn = self.emitter.name(f"{final}.drawn")
+        self._append(node, inputs, [drawn, *outputs[1:]])
+        shapes = self.versions.shapes(value, NONE) if value.sizes is not None else [[] for _ in range(self.cut.mesh.tp)]
+        self.emitter.collective(
+            "broadcast", drawn, final, self.cut.mesh.all_axes, value=value, shapes=shapes,
+            nbytes=self.versions.bytes_text(value, shapes[0]), because=f"{node.op} {node.name} draws numbers", root=0,
+        )  # fmt: skip
 
     def _weigh(self, node: Node, means: Sequence[Dim], local: str, output: str) -> None:
         """A mean over a cut axis: each rank's mean counts by its share of the elements."""

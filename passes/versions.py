@@ -140,7 +140,8 @@ class Versions:
             found.append(shape)
         return found
 
-    def _bytes(self, value: Value, shape: Sequence[LocalSize]) -> str:
+    def bytes_text(self, value: Value, shape: Sequence[LocalSize]) -> str:
+        """The bytes of a version, with the symbols of dynamic axes: "batch*seq*512"."""
         from tpcompile.plan.problem import item_bytes
 
         number, symbols = item_bytes(value.dtype), []
@@ -162,7 +163,7 @@ class Versions:
             axes,
             value=value,
             shapes=shapes,
-            nbytes=self._bytes(value, shapes[0]),
+            nbytes=self.bytes_text(value, shapes[0]),
             because=because,
         )
 
@@ -213,7 +214,7 @@ class Versions:
         name = emitter.collective(
             "all_gather", name, output if direct else emitter.name(f"{output}.gathered"), over,
             value=value, shapes=gathered,
-            nbytes=self._bytes(value, gathered[0]), because=self.because.get(value, ""),
+            nbytes=self.bytes_text(value, gathered[0]), because=self.because.get(value, ""),
         )  # fmt: skip
         if not ordered:
             done = not position and dims[axis].static

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 ALLREDUCE_SHARE = 0.75
 """An AllReduce costs what cutting saves on this share of a mean weight of the products: a tenth of a layer."""
 READS_PER_BYTE = 1.0
-"""Bytes read in the time one byte is sent. On a GPU it is about 11 (3.35 TB/s of HBM3 over 300 GB/s of NVLink), but what
-more tokens add to a collective they add to the products as well, which are not priced here: so bytes only break ties."""
+"""Bytes read in the time one byte is sent. On a GPU it is about 11 (3.35 TB/s of HBM3, 300 GB/s of NVLink), but what
+more tokens add to a collective they add to the products too, which are not priced here: so bytes only break ties."""
 A_CUT_SHARE = 0.01
 """What a cut must save at least, as a share of a mean weight."""
 TIE = 1e-6

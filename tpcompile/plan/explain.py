@@ -52,8 +52,11 @@ def reasons_left_whole(solver: Solver, choice: Choice, cost_bytes: float, wishes
         if group in choice:
             continue
         size = classes[0].size
+        pinned = [wish.label for wish in wishes if not wish.cut and any(group in term for term in wish.terms)]
         smallest = min(problem.mesh.primes, default=1)
-        if group in problem.forbidden:
+        if pinned:
+            found[group] = pinned[0]
+        elif group in problem.forbidden:
             found[group] = problem.forbidden[group]
         elif (group, group) in problem.exclusive:
             found[group] = "two such dimensions meet in one product"
@@ -66,6 +69,8 @@ def reasons_left_whole(solver: Solver, choice: Choice, cost_bytes: float, wishes
 
 def _price(solver: Solver, group: int, cost_bytes: float, wishes: list[Wish]) -> str:
     forced = solver.solve([*wishes, Wish("cut it", (frozenset((group,)),), True)])
+    if forced is None and wishes:
+        return "the pins leave no room for it"
     if forced is None:
         return f"{solver.problem.groups[group][0].size} parts are too few for {solver.problem.mesh.tp} ranks"
     other, cost = forced

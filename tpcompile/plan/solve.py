@@ -16,8 +16,17 @@ from tpcompile.plan.cost import TIE, Prices
 from tpcompile.plan.problem import Problem
 
 Choice = dict[int, SubAxes]
+ALL_SETS_UP_TO = 4
 LARGEST_COEFFICIENT = 1e6
 """HiGHS stops within 1e-6 of the optimum, whatever the costs: the terms that break ties must stand above that."""
+
+
+def sub_axis_sets(mesh: Mesh) -> list[SubAxes]:
+    """The sets of sub-axes a dimension may be cut over: all of them, or only runs of neighbours where they are many."""
+    count = len(mesh.primes)
+    if count <= ALL_SETS_UP_TO:
+        return [axes for size in range(count + 1) for axes in itertools.combinations(mesh.all_axes, size)]
+    return [(), *(mesh.all_axes[k : k + size] for size in range(1, count + 1) for k in range(count - size + 1))]
 
 
 @dataclass(frozen=True)
@@ -53,9 +62,7 @@ class Solver:
     def __init__(self, problem: Problem, prices: Prices) -> None:
         self.problem, self.prices = problem, prices
         mesh = problem.mesh
-        self.subsets = [
-            axes for size in range(len(mesh.primes) + 1) for axes in itertools.combinations(mesh.all_axes, size)
-        ]
+        self.subsets = sub_axis_sets(mesh)
         self.cost: list[float] = []
         self.integer: list[int] = []
         self.upper: list[float] = []

@@ -74,7 +74,8 @@ def print_plan(work: Compilation) -> None:
     )
     counts = collective_counts(work)
     console.print(f"{counts['all_reduce']} AllReduce and {counts['all_gather']} AllGather a run\n")
-    _print_groups(console, [group for group in plan.groups if group.axes])
+    if plan.cuts_something:
+        _print_groups(console, [group for group in plan.groups if group.axes])
     left = [group for group in plan.groups if not group.axes and group.stored_bytes]
     if left:
         table = _table("left whole", "size", "weights", "why")

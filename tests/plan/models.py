@@ -19,8 +19,8 @@ LIMIT = 3e-5
 """Relative error that float32 sums in another order may make."""
 
 TWO_LAYERS = """(int64[batch, seq] ids) => (float[batch, seq, 50] logits)
-<float[50, 16] table, float[16, 36] up0, float[36] bias0, float[36, 16] down0, float[16, 36] up1, float[36] bias1, float[36, 16] down1,
- float[16, 50] head>
+<float[50, 16] table, float[16, 36] up0, float[36] bias0, float[36, 16] down0,
+ float[16, 36] up1, float[36] bias1, float[36, 16] down1, float[16, 50] head>
 {
  x0 = Gather(table, ids)
  a0 = MatMul(x0, up0)  b0 = Add(a0, bias0)  c0 = Relu(b0)  d0 = MatMul(c0, down0)  x1 = Add(x0, d0)
@@ -28,8 +28,6 @@ TWO_LAYERS = """(int64[batch, seq] ids) => (float[batch, seq, 50] logits)
  logits = MatMul(x2, head)
 }"""
 """An embedding, two feed-forward layers of width 36, a head."""
-
-CUMULATIVE = """(float[batch, 6] x) => (float[batch, 8] y) <float[6, 8] w> { h = CumSum(x, one) y = MatMul(h, w) }"""
 
 
 def model(text: str, opset: int = 20) -> onnx.ModelProto:
@@ -48,16 +46,19 @@ def model(text: str, opset: int = 20) -> onnx.ModelProto:
 
 def attention(heads: int, kv_heads: int, size: int = 4, width: int = 24) -> onnx.ModelProto:
     """Grouped attention with separate q, k, v, and a residual; kv heads are repeated as exporters do it."""
-    group = heads // kv_heads
     return model(f"""(float[batch, seq, {width}] x) => (float[batch, seq, {width}] y)
-    <float[{width}, {heads * size}] q, float[{width}, {kv_heads * size}] k, float[{width}, {kv_heads * size}] v, float[{heads * size}, {width}] o,
-     int64[4] q_shape = {{0, 0, {heads}, {size}}}, int64[4] kv_shape = {{0, 0, {kv_heads}, {size}}}, int64[1] two = {{2}},
-     int64[5] repeats = {{1, 1, {group}, 1, 1}}, int64[4] all_heads = {{0, {heads}, -1, {size}}}, int64[3] flat = {{0, 0, {heads * size}}}, float scale = {{0.5}}>
+    <float[{width}, {heads * size}] q, float[{width}, {kv_heads * size}] k, float[{width}, {kv_heads * size}] v,
+     float[{heads * size}, {width}] o, float scale = {{0.5}},
+     int64[4] q_shape = {{0, 0, {heads}, {size}}}, int64[4] kv_shape = {{0, 0, {kv_heads}, {size}}},
+     int64[1] two = {{2}},
+     int64[5] repeats = {{1, 1, {heads // kv_heads}, 1, 1}}, int64[4] all_heads = {{0, {heads}, -1, {size}}},
+     int64[3] flat = {{0, 0, {heads * size}}}>
     {{
      q0 = MatMul(x, q)  q1 = Reshape(q0, q_shape)  q2 = Transpose<perm = [0, 2, 1, 3]>(q1)
      k0 = MatMul(x, k)  k1 = Reshape(k0, kv_shape)  k2 = Transpose<perm = [0, 2, 1, 3]>(k1)
      v0 = MatMul(x, v)  v1 = Reshape(v0, kv_shape)  v2 = Transpose<perm = [0, 2, 1, 3]>(v1)
-     k3 = Unsqueeze(k2, two)  k4 = Expand(k3, repeats)  k5 = Reshape(k4, all_heads)  k6 = Transpose<perm = [0, 1, 3, 2]>(k5)
+     k3 = Unsqueeze(k2, two)  k4 = Expand(k3, repeats)  k5 = Reshape(k4, all_heads)
+     k6 = Transpose<perm = [0, 1, 3, 2]>(k5)
      v3 = Unsqueeze(v2, two)  v4 = Expand(v3, repeats)  v5 = Reshape(v4, all_heads)
      s0 = MatMul(q2, k6)  s1 = Mul(s0, scale)  s2 = Softmax<axis = -1>(s1)
      z0 = MatMul(s2, v5)  z1 = Transpose<perm = [0, 2, 1, 3]>(z0)  z2 = Reshape(z1, flat)  z3 = MatMul(z2, o)

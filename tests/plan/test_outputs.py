@@ -88,7 +88,8 @@ GRAPHS: dict[str, tuple[str, int, dict[str, Any]]] = {
         {"y": (1, HALVES), "w": None},
     ),
     "an input": (
-        "(float[batch, 24] a, float[batch, 8] x) => (float[batch, 24] y, float[batch, 24] a) <float[8, 24] w> { m = MatMul(x, w) y = Add(m, a) }",
+        """(float[batch, 24] a, float[batch, 8] x) => (float[batch, 24] y, float[batch, 24] a) <float[8, 24] w>
+        { m = MatMul(x, w) y = Add(m, a) }""",
         2,
         {"y": (1, HALVES), "a": None},
     ),

@@ -41,7 +41,7 @@ def test_a_pin_holds_and_the_numbers_stay(pins: dict[str, str], weight: str, axe
 def test_everything_pinned_whole(tmp_path: Path) -> None:
     bundle = tpcompile.compile(model(TWO_LAYERS), 4, tmp_path / "b", pins={"*": "whole"})
     assert bundle.manifest.collectives == ()
-    assert bundle.warnings == ("cutting anything costs more than it saves: every rank runs the whole model",)
+    assert bundle.warnings == ("the pins leave nothing worth cutting: every rank runs the whole model",)
 
 
 def test_pins_on_a_real_decoder(tmp_path: Path) -> None:
@@ -85,8 +85,8 @@ def test_pins_on_a_real_decoder(tmp_path: Path) -> None:
                 "both would cut one tensor, or one product, over the same ranks. Leave out one of them",
                 "TP104 pin 'up0=row' and pin 'head=whole': they contradict each other: what one wants cut the other "
                 "wants whole (the layers of a model that are alike are cut alike). Leave out one of them",
-                "TP104 pin 'head=column' and pin 'head=whole': they contradict each other: what one wants cut the other "
-                "wants whole (the layers of a model that are alike are cut alike). Leave out one of them",
+                "TP104 pin 'head=column' and pin 'head=whole': they contradict each other: what one wants cut the "
+                "other wants whole (the layers of a model that are alike are cut alike). Leave out one of them",
             ],
         ),
         (
@@ -132,3 +132,9 @@ def test_weights_that_cannot_be_cut(graph: str, pin: str, text: str) -> None:
     with pytest.raises(Refused) as caught:
         tpcompile.plan(model(graph), 2, pins={pin: "column"})
     assert str(caught.value) == text
+
+
+def test_what_pins_keep_whole_says_so() -> None:
+    plan = tpcompile.plan(model(TWO_LAYERS), 4, pins={"up?": "whole"}).plan
+    reasons = {group.name: group.reason for group in plan.groups}
+    assert reasons["up0[1]"] == reasons["table[1]"] == "pin 'up?=whole'"

@@ -79,7 +79,8 @@ def test_sizes_are_read_with_commas_or_spaces() -> None:
         ),
         (
             {"state": {"ids": "nothing", "a": "logits"}},
-            "TP120 --state ids=nothing: the model has no output 'nothing'. Use names of its inputs (ids) and outputs (logits)\n"
+            "TP120 --state ids=nothing: the model has no output 'nothing'. "
+            "Use names of its inputs (ids) and outputs (logits)\n"
             "TP120 --state a=logits: the model has no input 'a'. Use names of its inputs (ids) and outputs (logits)",
         ),
         (

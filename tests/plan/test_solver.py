@@ -18,7 +18,8 @@ MODELS = {
     "two layers": model(TWO_LAYERS),
     "small": model(SMALL),
     "fused": model(
-        """(float[batch, 12] x) => (float[batch, 12] y) <float[12, 60] qkv, float[20, 12] o, int64[3] thirds = {20, 20, 20}>
+        """(float[batch, 12] x) => (float[batch, 12] y)
+        <float[12, 60] qkv, float[20, 12] o, int64[3] thirds = {20, 20, 20}>
         { a = MatMul(x, qkv) q, k, v = Split<axis = 1>(a, thirds) s = Mul(q, k) t = Mul(s, v) y = MatMul(t, o) }"""
     ),
     "heads": attention(6, 2),

@@ -14,6 +14,7 @@ from tpcompile.errors import refuse
 from tpcompile.graph.local import LocalSize, LocalWeight
 from tpcompile.graph.program import Sizes, Value
 from tpcompile.passes.emit import Emitter
+from tpcompile.plan.uses import item_bytes
 from tpcompile.weights.ranges import Part, Ranges, ranges_of
 
 Leaves = frozenset[Dim]
@@ -142,8 +143,6 @@ class Versions:
 
     def bytes_text(self, value: Value, shape: Sequence[LocalSize]) -> str:
         """The bytes of a version, with the symbols of dynamic axes: "batch*seq*512"."""
-        from tpcompile.plan.problem import item_bytes
-
         number, symbols = item_bytes(value.dtype), []
         for size in shape:
             if isinstance(size, int):

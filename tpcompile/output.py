@@ -24,7 +24,7 @@ from tpcompile.graph.program import Value
 from tpcompile.graph.to_onnx import INLINE_BYTES, declared_shape, inline_bytes, rank_model
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.planfile import plan_toml
-from tpcompile.plan.problem import item_bytes
+from tpcompile.plan.uses import item_bytes
 from tpcompile.weights.layout import Location, WeightJob, stored_bytes
 from tpcompile.weights.source import FileBytes
 from tpcompile.weights.writer import write_weights

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.cut import Cut
 from tpcompile.dims.dim import Dim, leaves
-from tpcompile.plan.problem import Problem, item_bytes, uncut_leaves, weight_uses
+from tpcompile.plan.problem import Problem
 from tpcompile.plan.solve import Choice, Solver, Wish
+from tpcompile.plan.uses import stored_bytes, uncut_leaves, weight_uses
 
 ASKED_AT_MOST = 64
 """Kinds of dimension for which the price of cutting them is computed: one small solve each."""
@@ -93,9 +94,7 @@ def holding(analysis: Analysis, problem: Problem, cut: Cut) -> Holding:
         if value.weight is None or value in seen:
             continue
         seen.add(value)
-        nbytes = item_bytes(value.dtype)
-        for size in value.weight.shape:
-            nbytes *= size
+        nbytes = stored_bytes(value)
         total += nbytes
         stuck = uncut_leaves(analysis, value, nodes)
         local = cut.only(frozenset(leaf for dim in axes for leaf in cut.leaves(dim) if leaf not in stuck))

@@ -10,8 +10,9 @@ from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.dim import Dim, leaves
 from tpcompile.errors import Fault, raise_all
 from tpcompile.graph.program import Node, Value
-from tpcompile.plan.problem import Problem, terms, uncut_leaves, weight_uses
+from tpcompile.plan.problem import Problem
 from tpcompile.plan.solve import Choice, Solver, Wish
+from tpcompile.plan.uses import terms, uncut_leaves, weight_uses
 
 NO_WEIGHTS = "the model has no weights"
 SEEN_THROUGH = ("Transpose", "Cast", "Identity", "DequantizeLinear", "Reshape", "Unsqueeze", "Squeeze")

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,12 +17,19 @@ from tpcompile.dims.cut import Mesh
 from tpcompile.dims.dim import Dim, factors, leaves, root
 from tpcompile.dims.flow import PartialFlow, reduced_leaves
 from tpcompile.graph.program import Node, Sizes, Value
+from tpcompile.plan.uses import (
+    item_bytes,
+    segments,
+    stored_behind,
+    stored_bytes,
+    terms,
+    uncut_leaves,
+    value_bytes,
+    weight_uses,
+)
 
-
-def item_bytes(dtype: str | None) -> float:
-    """Bytes of an element by its type's name: 4 for "float32", 1 for "float8_e4m3fn" and "bool", 0.5 for "int4"."""
-    digits = re.match(r"[a-z]+(\d+)", dtype or "float32")
-    return int(digits.group(1)) / 8 if digits else 1
+LARGEST_WEIGHT = 3.0
+"""How many typical AllReduces the largest counts as, at most."""
 
 
 @dataclass(eq=False)
@@ -41,16 +47,13 @@ class DimClass:
     @property
     def largest(self) -> tuple[Value, int, int]:
         """The place in the largest weight."""
-        return max(self.places, key=lambda place: (_stored(place[0]), place[0].name))
+        return max(self.places, key=lambda place: (stored_bytes(place[0]), place[0].name))
 
     @property
     def name(self) -> str:
         """The place in the largest weight: "layers.0.mlp.up.weight[1]", with ".k" where the axis has several leaves."""
         value, axis, position = self.largest
         return f"{value.name}[{axis}]" + (f".{position}" if position else "")
-
-
-LARGEST_WEIGHT = 3.0
 
 
 @dataclass
@@ -88,41 +91,6 @@ class Problem:
         return sorted({b if a == group else a for a, b in self.exclusive if group in (a, b)} - {group})
 
 
-def _stored(value: Value) -> float:
-    count = item_bytes(value.dtype)
-    for size in value.weight.shape if value.weight else ():
-        count *= size
-    return count
-
-
-def weight_uses(analysis: Analysis) -> Iterator[tuple[Value, list[Dim], list[Node]]]:
-    """Every stored tensor with its dims and the nodes that read it; small ones once per use, with that use's dims."""
-    shared: dict[Value, list[Node]] = defaultdict(list)
-    for node in analysis.relations:
-        for index, value in enumerate(node.inputs):
-            if value is None or value.weight is None:
-                continue
-            if (node, index) in analysis.at_use:
-                yield value, analysis.at_use[node, index], [node]
-            else:
-                shared[value].append(node)
-    for value, nodes in shared.items():
-        axes = analysis.axes[value]
-        if axes is not None:
-            yield value, axes, nodes
-
-
-def uncut_leaves(analysis: Analysis, value: Value, nodes: Sequence[Node]) -> set[Dim]:
-    """The leaves along which a stored tensor cannot be cut, because some reader needs them whole."""
-    found = set(analysis.conflicts.get(value, ()))
-    for node in nodes:
-        found.update(analysis.blocked[node])
-    for reader, _ in value.consumers:
-        if value in reader.captured:
-            found.update(leaf for dim in analysis.axes[value] or () for leaf in leaves(dim))
-    return found
-
-
 def build_problem(
     analysis: Analysis,
     mesh: Mesh,
@@ -157,14 +125,14 @@ def build_problem(
 
     for value, axes, nodes in uses:
         stuck = uncut_leaves(analysis, value, nodes)
-        for segment, size in _segments(axes):
+        for segment, size in segments(axes):
             problem.weights[groups_of([leaf for leaf in segment if leaf not in stuck])] += round(
                 size * item_bytes(value.dtype)
             )
     for value in cut_doors:
         held = analysis.axes[value]
         if held is not None and value in analysis.program.inputs:
-            for segment, size in _segments(
+            for segment, size in segments(
                 [Dim((nominal(dim.sizes),) * len(dim.sizes)) if not dim.static else dim for dim in held]
             ):
                 problem.caches[groups_of(segment)] += round(size * item_bytes(value.dtype))
@@ -203,59 +171,19 @@ def _group(problem: Problem, analysis: Analysis) -> None:
         problem.group_of[cls.leaf] = cls.group
 
 
-def _segments(axes: Sequence[Dim]) -> Iterator[tuple[list[Dim], float]]:
-    """The rectangular parts of a tensor: (leaves, elements), one for each choice of segments of its sums."""
-    for choice in itertools.product(*[list(terms(dim)) for dim in axes]):
-        size = 1.0
-        found: list[Dim] = []
-        for inside, count in choice:
-            found += inside
-            size *= count
-        yield found, size
-
-
-def terms(dim: Dim) -> Iterator[tuple[list[Dim], int]]:
-    top = root(dim)
-    if top.kind == "leaf":
-        yield [top], top.sizes[0]
-    elif top.kind == "sum":
-        for part in top.parts:
-            yield from terms(part)
-    else:
-        for choice in itertools.product(*[list(terms(part)) for part in top.parts]):
-            size = 1
-            for _, count in choice:
-                size *= count
-            yield [leaf for inside, _ in choice for leaf in inside], size
-
-
 def _price_measure(problem: Problem, analysis: Analysis) -> None:
     """The geometric mean of the bytes products read: one wide FFN must not make attention look too small to cut."""
     found = []
     for node, relation in analysis.relations.items():
         if relation.reduced and relation.lookup is None:
             stored = [
-                _stored(weight)
+                stored_bytes(weight)
                 for value in node.inputs
                 if value is not None and (weight := stored_behind(value)) is not None
             ]
             found += [max(stored)] if stored else []
     found = [size for size in found if size * 1000 >= max(found)]  # scalars and small tables are no layers
     problem.mean_product_bytes = math.exp(sum(map(math.log, found)) / len(found)) if found else 0.0
-
-
-def stored_behind(value: Value) -> Value | None:
-    """The stored tensor a value is, or is made of by operators that only rearrange or decode it."""
-    while value.weight is None:
-        node = value.producer
-        if (
-            node is None
-            or node.op not in ("Transpose", "Cast", "Identity", "DequantizeLinear", "Reshape", "Unsqueeze", "Squeeze")
-            or node.inputs[0] is None
-        ):
-            return None
-        value = node.inputs[0]
-    return value
 
 
 def _reductions(
@@ -296,14 +224,6 @@ def _passing(analysis: Analysis, partial: Mapping[Value, frozenset[int]], node: 
         for index, value in enumerate(node.inputs)
         if value is not None and index in relation.linear and value in partial
     ]
-
-
-def value_bytes(value: Value, nominal: Callable[[Sizes], int]) -> int:
-    """Bytes of a value at nominal sizes."""
-    count = item_bytes(value.dtype)
-    for sizes in value.sizes or ():
-        count *= nominal(sizes)
-    return round(count)
 
 
 def _gathers(

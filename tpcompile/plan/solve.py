@@ -93,11 +93,11 @@ class Solver:
             size = classes[0].size
             stuck = group in self.problem.forbidden or (group, group) in self.problem.exclusive
             inner = min(9, classes[0].largest[2])  # outer factors get outer sub-axes: ranks then hold runs of heads
-            for rank, axes in enumerate(self.subsets):
+            for axes in self.subsets:
                 degree = self.problem.mesh.degree(axes)
                 allowed = not axes or (degree <= size and not stuck)
                 uneven = (-(-size // degree) * degree / size - 1) * bytes_of[group] / self.problem.mesh.tp
-                order = rank * (1 - 0.1 * inner) + 0.01 * group * len(axes)
+                order = len(axes) + sum(axes) * (1 - 0.1 * inner) + 0.01 * group * len(axes)
                 tie = TIE * total * order / (1 + len(self.problem.groups))
                 price = uneven + tie + (self.prices.a_cut if axes else 0.0)
                 self.x[group, axes] = self._variable(price, True, float(allowed))

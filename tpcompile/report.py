@@ -76,6 +76,7 @@ def print_plan(work: Compilation) -> None:
     console.print(f"{counts['all_reduce']} AllReduce and {counts['all_gather']} AllGather a run\n")
     if plan.cuts_something:
         _print_groups(console, [group for group in plan.groups if group.axes])
+    console.print()
     left = [group for group in plan.groups if not group.axes and group.stored_bytes]
     if left:
         table = _table("left whole", "size", "weights", "why")
@@ -83,7 +84,8 @@ def print_plan(work: Compilation) -> None:
             table.add_row(_name(group, 28), str(group.size), bytes_text(group.stored_bytes), escape(group.reason))
         console.print(table)
         if len(left) > SHOWN:
-            console.print(f"… and {len(left) - SHOWN} smaller ones\n")
+            console.print(f"… and {len(left) - SHOWN} smaller ones")
+        console.print()
     if held.whole:
         table = _table("weights whole on every rank", "", "why")
         for found in held.whole[:SHOWN]:
@@ -94,6 +96,13 @@ def print_plan(work: Compilation) -> None:
 
 
 SHOWN = 12
+SPOKEN = {
+    "all_reduce": "AllReduce",
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter",
+    "all_to_all": "AllToAll",
+    "broadcast": "Broadcast",
+}
 
 
 def print_bundle(bundle: Bundle) -> None:
@@ -105,9 +114,10 @@ def print_bundle(bundle: Bundle) -> None:
     ranks = len(manifest.ranks)
     if plan is not None and plan.cuts_something:
         _print_groups(console, [group for group in plan.groups if group.axes])
-    ops = Counter(call.op for call in manifest.collectives)
-    calls = ", ".join(f"{count} {name}" for name, count in sorted(ops.items())) or "no collectives"
-    console.print(f"[bold]{escape(str(bundle.folder))}[/]  {ranks} rank{'s' if ranks > 1 else ''}, {calls} a run")
+        console.print()
+    calls = Counter(call.op for call in manifest.collectives)
+    spoken = ", ".join(f"{count} {SPOKEN[op]}" for op, count in calls.most_common()) or "no collectives"
+    console.print(f"[bold]{escape(str(bundle.folder))}[/]  {ranks} rank{'s' if ranks > 1 else ''}, {spoken} a run")
     for entry in manifest.ranks[:SHOWN]:
         files = " + ".join(f"{data.file} ({bytes_text(data.bytes)})" for data in entry.data)
         console.print(f"  rank {entry.rank}  {entry.model}" + (f"  {files}" if files else ""))

@@ -27,9 +27,9 @@ def concat(op: Relation) -> None:
     join(op, y[axis], [x[axis] for x in parts])
 
 
-@rule("Split", linear=(0,))
+@rule("Split")
 def split(op: Relation) -> None:
-    """The axis is the concatenation of the results' axes."""
+    """The axis is the concatenation of the results' axes. A sum is reduced before: else once for each result."""
     x = op.input(0)
     axis = op.axis("axis", len(x), 0)
     parts = [op.output(k) for k in range(len(op.node.outputs))]

@@ -105,9 +105,9 @@ def _product(dims: Sequence[Dim], side: Sequence[Dim]) -> tuple[int, ...]:
     return tuple(found)
 
 
-@rule("Expand", linear=(0,))
+@rule("Expand")
 def expand(op: Relation) -> None:
-    """Sizes of 1 become n: a fresh dim, of which each rank makes its part."""
+    """Sizes of 1 become n: a fresh dim, of which each rank makes its part. A sum is reduced while it is small."""
     x, y = op.input(0), op.output()
     for dim, out in zip(reversed(x), reversed(y), strict=False):
         if dim.sizes == out.sizes:
@@ -125,7 +125,7 @@ def expand(op: Relation) -> None:
     op.scaled_shape(1, y[len(y) - length :])
 
 
-@rule("Tile", linear=(0,))
+@rule("Tile")
 def tile(op: Relation) -> None:
     """Whole copies one after the other: the copies are the outer factor of the result."""
     x, y = op.input(0), op.output()

@@ -15,7 +15,7 @@ from tpcompile.dims.cut import SubAxes
 
 FIRST = "Div Flatten Gather Identity Neg ReduceMean ReduceSum Reshape Slice Squeeze Transpose Unsqueeze"
 PASSES = {op: {0} for op in FIRST.split()} | {"Mul": {0, 1}}
-"""Operands from which a pending sum passes by itself. Not Split, Expand and Tile: after them there is more to reduce."""
+"""Operands from which a pending sum passes by itself. Not Split, Expand, Tile: after them there is more to reduce."""
 JOINT = {"Add", "Sub", "Sum"}
 """Operators that sums pass from all operands together; a stored operand joins in, on one rank only."""
 

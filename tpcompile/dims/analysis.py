@@ -86,9 +86,10 @@ def _relate(found: Analysis, node: Node) -> None:
     relation = Relation(node, inputs, outputs)
     try:
         find_rule(node.domain, node.op).apply(relation)
-    except NotCovered as reason:
+    except (NotCovered, LookupError, TypeError, ValueError, ZeroDivisionError) as reason:
+        # a form its rule did not think of: whole is always right, and the reason is shown
         relation = Relation(node, inputs, outputs)
-        found.uncovered[node] = str(reason)
+        found.uncovered[node] = str(reason) if isinstance(reason, NotCovered) else f"its rule fails: {reason!r}"
     found.relations[node] = relation
 
 

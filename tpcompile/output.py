@@ -25,6 +25,7 @@ from tpcompile.graph.to_onnx import INLINE_BYTES, declared_shape, inline_bytes, 
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.planfile import plan_toml
 from tpcompile.plan.uses import item_bytes
+from tpcompile.weights.checksum import edge_checksum
 from tpcompile.weights.layout import Location, WeightJob, stored_bytes
 from tpcompile.weights.source import FileBytes
 from tpcompile.weights.writer import write_weights
@@ -55,18 +56,18 @@ def write_bundle(
     ranks = []
     digests: dict[str, str] = {}
     for rank in range(tp):
-        mine: dict[str, Location] = {}
+        mine: dict[str, tuple[Location, str]] = {}
         for name, each in places.items():
             place = each[rank]
             if place is not None:
-                mine[name] = place
+                mine[name] = (place, edge_checksum(folder / place.file, place.offset, place.length))
         inline = {name: inline_bytes(by_name[name], data, rank) for name, data in small.items()}
         content = rank_model(work.source.proto, work.program, local, rank, mine, inline).SerializeToString(
             deterministic=True
         )
         name = f"model_tp{tp}_rank{rank}.onnx"
         (folder / name).write_bytes(content)
-        files = sorted({place.file for place in mine.values()})
+        files = sorted({place.file for place, _ in mine.values()})
         for file in files:
             if hash_data and file not in digests:
                 digests[file] = _sha256(folder / file)

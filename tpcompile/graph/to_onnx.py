@@ -14,9 +14,11 @@ from tpcompile.graph.local import LocalNode, LocalProgram, LocalSize, LocalWeigh
 from tpcompile.graph.program import Program, Value
 from tpcompile.graph.tensors import ONNX_DTYPES
 from tpcompile.targets.collectives import DOMAIN, VERSION
+from tpcompile.weights.checksum import KEY as CHECKSUM
 from tpcompile.weights.layout import Location
 from tpcompile.weights.ranges import is_whole, local_shape
 
+Places = Mapping[str, tuple[Location, str]]
 INLINE_BYTES = 4096
 """Stored tensors smaller than this stay inside the model file: a page of their own would be larger than they are."""
 
@@ -26,7 +28,7 @@ def rank_model(
     program: Program,
     local: LocalProgram,
     rank: int,
-    places: Mapping[str, Location],
+    places: Places,
     inline: Mapping[str, bytes],
 ) -> onnx.ModelProto:
     """The model of one rank.
@@ -36,7 +38,7 @@ def rank_model(
         program: its graph, for inputs and outputs.
         local: the program of all ranks.
         rank: which one.
-        places: where each large stored tensor of this rank lies.
+        places: where each large stored tensor of this rank lies, and the checksum of what lies there.
         inline: the bytes of the small ones.
     """
     model = onnx.ModelProto(
@@ -96,16 +98,17 @@ def _info(name: str, dtype: str, shape: Sequence[LocalSize]) -> onnx.ValueInfoPr
     return helper.make_tensor_value_info(name, ONNX_DTYPES[dtype], list(shape))
 
 
-def _stored(weight: LocalWeight, rank: int, places: Mapping[str, Location], inline: Mapping[str, bytes]) -> TensorProto:
+def _stored(weight: LocalWeight, rank: int, places: Places, inline: Mapping[str, bytes]) -> TensorProto:
     part = weight.parts[rank]
     tensor = TensorProto(
         name=weight.name, data_type=ONNX_DTYPES[weight.weight.dtype], dims=local_shape(weight.weight.shape, part)
     )
     if weight.name in places:
-        place = places[weight.name]
+        place, checksum = places[weight.name]
         tensor.data_location = TensorProto.EXTERNAL
         for key, text in (("location", place.file), ("offset", str(place.offset)), ("length", str(place.length))):
             tensor.external_data.add(key=key, value=text)
+        tensor.metadata_props.add(key=CHECKSUM, value=checksum)
     else:
         tensor.raw_data = inline[weight.name]
     if not is_whole(weight.weight.shape, part):

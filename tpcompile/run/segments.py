@@ -23,6 +23,8 @@ from tpcompile.run.split import Exchange, Segment, split
 from tpcompile.run.tensors import ELEMENT_OF_ORT
 from tpcompile.run.watchdog import Watchdog
 from tpcompile.targets.collectives import DOMAIN, Collective
+from tpcompile.weights.checksum import KEY as CHECKSUM
+from tpcompile.weights.checksum import edge_checksum
 
 Values = dict[str, ort.OrtValue]
 ERROR_LEVEL = 3
@@ -183,7 +185,22 @@ def _read_model(path: Path, listed: set[str]) -> onnx.ModelProto:
     if not read <= listed:
         raise refuse("TP605", str(path), f"reads {', '.join(sorted(read - listed))}, which bundle.json does not list",
                      "Do not run this bundle unless you know who made it; compile the model again")  # fmt: skip
+    changed = [tensor.name for tensor in model.graph.initializer if _is_changed(path.parent, tensor)]
+    if changed:
+        raise refuse("TP608", f"{path} weight {changed[0]}",
+                     f"its bytes are not those that were written with the model ({len(changed)} such weights)",
+                     "Files of different compiles are mixed, or damaged: copy the whole bundle again")  # fmt: skip
     return model
+
+
+def _is_changed(folder: Path, tensor: onnx.TensorProto) -> bool:
+    """Whether the ends of a tensor's bytes differ from what the compiler wrote, as far as it said."""
+    said: str | None = next((entry.value for entry in tensor.metadata_props if entry.key == CHECKSUM), None)
+    place = {entry.key: entry.value for entry in tensor.external_data}
+    if said is None or "location" not in place:
+        return False
+    found = edge_checksum(folder / place["location"], int(place.get("offset", 0)), int(place.get("length", 0)))
+    return found != said
 
 
 def _session_options(folder: Path, world: World, prepack: bool) -> Any:

@@ -23,7 +23,7 @@ def gather(op: Relation) -> None:
         first, count = picked
         start, _, when = take(op, x[axis], y[axis] if ids else None, first, first + count)
         if ids:
-            op.fresh(ids[0])
+            op.whole(ids[0], "several elements picked by a constant index")
         length = count if ids else 1
 
         def entry(k: int) -> Callable[[Cut, int], int]:

@@ -24,7 +24,9 @@ def test_every_error_code_has_its_entry() -> None:
     sources = [path for folder in ("tpcompile", "passes") for path in (ROOT / folder).rglob("*.py")]
     told = r"""["'](TP\d{3})(?:["']| )"""
     raised = {code for path in sources for code in re.findall(told, path.read_text(encoding="utf-8"))}
-    entries = re.split(r"^### (TP\d{3})$", (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    entries = re.split(
+        r"^### (TP\d{3})$", (ROOT / "docs" / "errors.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
     assert entries[1::2] == sorted(raised)
     assert [code for code, text in zip(entries[1::2], entries[2::2], strict=True) if len(text.strip()) < 25] == []
 

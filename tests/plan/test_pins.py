@@ -138,3 +138,22 @@ def test_what_pins_keep_whole_says_so() -> None:
     plan = tpcompile.plan(model(TWO_LAYERS), 4, pins={"up?": "whole"}).plan
     reasons = {group.name: group.reason for group in plan.groups}
     assert reasons["up0[1]"] == reasons["table[1]"] == "pin 'up?=whole'"
+
+
+MIXED = """(float[4, batch, 6] x) => (float[four, batch, 6] y)
+<float[6] w, float[6, 12] v, float[12, 6] u, int64[1] flat = {-1}, int64 zero = {0}, int64[3] shape = {4, -1, 6}>
+{ x1 = Reshape(x, flat) x2 = CumSum(x1, zero) r = Reshape(x2, shape) a = Add(r, w)
+  b = MatMul(a, v) c = MatMul(b, u) y = Mul(c, w) }"""
+
+
+def test_what_is_mixed_with_dynamic_sizes_stays_whole(tmp_path: Path) -> None:
+    """[4 · batch · 6] is made whole: no rank could take its part of the 6 out of it."""
+    source = model(MIXED)
+    bundle = tpcompile.compile(source, 2, tmp_path / "b", objective="memory")
+    assert error_of(source, tmp_path / "b") <= LIMIT
+    assert bundle.plan is not None
+    why = "x2 is read in parts but mixes it with sizes that depend on inputs"
+    assert why in [group.reason for group in bundle.plan.groups]
+    with pytest.raises(Refused) as caught:
+        tpcompile.plan(source, 2, pins={"v": "row"})
+    assert str(caught.value) == f"TP104 pin 'v=row': {why}. Leave out the pin, or use another tp"

@@ -237,12 +237,14 @@ def _gathers(
         if axes is None or value.weight is not None:
             continue
         inside = {leaf for dim in axes for leaf in leaves(dim) if leaf in problem.group_of}
-        if value.producer is not None:
-            if value.producer not in analysis.relations:
-                continue
-            inside -= analysis.blocked[value.producer].keys()
-        elif value not in cut_doors:
+        if value.producer is not None and value.producer not in analysis.relations:
             continue
+        stays = {leaf for dim in axes if dim.static for leaf in leaves(dim)} if value in cut_doors else set()
+        whole = inside - stays if value.producer is None else inside & analysis.blocked[value.producer].keys()
+        readers = [node for node, _ in value.consumers if node in analysis.relations]
+        sliced = {leaf for leaf in whole for node in readers if leaf not in analysis.blocked[node]}
+        _forbid_mixed(problem, value, axes, sliced, "is read in parts")
+        inside -= whole
         inside -= analysis.conflicts[value]
         if not inside:
             continue
@@ -253,19 +255,21 @@ def _gathers(
             elif node in analysis.blocked:
                 needed |= inside & analysis.blocked[node].keys()
         if value in analysis.program.outputs:
-            stays = {leaf for dim in axes if dim.static for leaf in leaves(dim)} if value in cut_doors else set()
             needed |= inside - stays
         if needed:
             groups = groups_of(needed)
             problem.gathers[groups] += 1
             problem.gathered_bytes[groups] += value_bytes(value, nominal)
-            for dim in axes:
-                if not dim.static and not separable(dim):
-                    for leaf in needed.intersection(leaves(dim)):
-                        problem.forbidden.setdefault(
-                            problem.group_of[leaf],
-                            f"{value.name} needs it whole but mixes it with sizes that depend on inputs",
-                        )
+            _forbid_mixed(problem, value, axes, needed, "is needed whole")
+
+
+def _forbid_mixed(problem: Problem, value: Value, axes: Sequence[Dim], among: set[Dim], why: str) -> None:
+    """What must be gathered or sliced, but cannot be split off from dynamic sizes, is not cut."""
+    for dim in axes:
+        if not dim.static and not separable(dim):
+            for leaf in among.intersection(leaves(dim)):
+                text = f"{value.name} {why} but mixes it with sizes that depend on inputs"
+                problem.forbidden.setdefault(problem.group_of[leaf], text)
 
 
 def separable(dim: Dim) -> bool:

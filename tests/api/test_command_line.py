@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import onnx
@@ -142,6 +143,16 @@ def test_exit_codes(
     assert err.rstrip("\n").splitlines()[-1:] == ([text] if text else [])
     if code == 1:
         assert "ZeroDivisionError: ours" in err
+
+
+def test_a_bundle_with_other_numbers_is_no_output(
+    source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    report = SimpleNamespace(ok=False, faults=(Fault("TP531", "output y", "is wrong", "Do this"),))
+    monkeypatch.setattr("tpcompile.verify.command.verify_bundle", lambda *_: report)
+    assert main([str(source), "--tp", "2", "--verify"]) == 3
+    assert capsys.readouterr() == ("", "TP531 output y: is wrong. Do this\n")
+    assert sorted(path.name for path in source.parent.iterdir()) == ["m.onnx", "m.tp2.failed"]
 
 
 def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,6 +29,12 @@ TWO_LAYERS = """(int64[batch, seq] ids) => (float[batch, seq, 50] logits)
 }"""
 """An embedding, two feed-forward layers of width 36, a head."""
 
+MIXED = """(float[4, batch, 6] x) => (float[four, batch, 6] y)
+<float[6] w, float[6, 12] v, float[12, 6] u, int64[1] flat = {-1}, int64 zero = {0}, int64[3] shape = {4, -1, 6}>
+{ x1 = Reshape(x, flat) x2 = CumSum(x1, zero) r = Reshape(x2, shape) a = Add(r, w)
+  b = MatMul(a, v) c = MatMul(b, u) y = Mul(c, w) }"""
+"""An axis of 4 · batch · 6, made whole, of which weights would have the 6 cut."""
+
 
 def model(text: str, opset: int = 20) -> onnx.ModelProto:
     """The model of a graph; tensors that nothing makes are weights of normal numbers."""

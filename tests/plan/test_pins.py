@@ -8,7 +8,7 @@ import pytest
 
 import tpcompile
 from tests import zoo
-from tests.plan.models import LIMIT, TWO_LAYERS, error_of, held, model
+from tests.plan.models import LIMIT, MIXED, TWO_LAYERS, error_of, held, model
 from tpcompile.errors import Refused
 
 QUARTERS = [[[0, 9]], [[9, 18]], [[18, 27]], [[27, 36]]]
@@ -138,12 +138,6 @@ def test_what_pins_keep_whole_says_so() -> None:
     plan = tpcompile.plan(model(TWO_LAYERS), 4, pins={"up?": "whole"}).plan
     reasons = {group.name: group.reason for group in plan.groups}
     assert reasons["up0[1]"] == reasons["table[1]"] == "pin 'up?=whole'"
-
-
-MIXED = """(float[4, batch, 6] x) => (float[four, batch, 6] y)
-<float[6] w, float[6, 12] v, float[12, 6] u, int64[1] flat = {-1}, int64 zero = {0}, int64[3] shape = {4, -1, 6}>
-{ x1 = Reshape(x, flat) x2 = CumSum(x1, zero) r = Reshape(x2, shape) a = Add(r, w)
-  b = MatMul(a, v) c = MatMul(b, u) y = Mul(c, w) }"""
 
 
 def test_what_is_mixed_with_dynamic_sizes_stays_whole(tmp_path: Path) -> None:

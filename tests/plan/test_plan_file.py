@@ -10,7 +10,8 @@ import pytest
 
 import tpcompile
 from tests import zoo
-from tests.plan.models import LIMIT, TWO_LAYERS, attention, error_of, held, model
+from tests.plan.models import LIMIT, MIXED, TWO_LAYERS, attention, error_of, held, model
+from tpcompile import pipeline
 from tpcompile.dims.cut import Cut
 from tpcompile.errors import Refused
 from tpcompile.passes.check_plan import CheckPlan
@@ -189,4 +190,17 @@ def test_the_last_check_before_the_graph_is_changed() -> None:
         r"TP115 MatMul \S*: '\w\[\d\]' and '\w\[\d\]' are both cut over one sub-axis and meet in it\. "
         "Leave one of them whole",
         lines[0],
+    )
+
+
+def test_the_last_check_while_the_graph_is_changed() -> None:
+    """Should the planner ever cut what cannot be sliced out of its axis: a refusal, no wrong graph."""
+    work = tpcompile.plan(model(MIXED), 2)
+    leaf = next(cls.leaf for cls in work.problem.classes if cls.name == "v[0]")
+    work._plan = Plan(work.plan.mesh, "balanced", Cut(work.plan.mesh, {leaf: (0,)}), work.plan.groups)
+    with pytest.raises(Refused) as caught:
+        pipeline.run(work, pipeline.REWRITING)
+    assert str(caught.value) == (
+        "TP330 tensor x2: axis 0 mixes a cut dimension with sizes that depend on the inputs. "
+        "Pin the weights that cause it whole (--pin GLOB=whole)"
     )

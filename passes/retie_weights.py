@@ -32,11 +32,14 @@ class RetieWeights:
     def run(self, work: Compilation) -> str:
         program = work.program
         tables = [value for value in program.weights if _is_table(value) and _contents(value) is not None]
+        named = {*program.outputs, *(value for node in program.nodes for value in node.captured)}  # read by their names
         tied = 0
         for table in tables:
             shape = table.weight.shape if table.weight else ()
             for other in program.weights:
                 if other is table or other.weight is None or other.dtype != table.dtype or other in tables:
+                    continue
+                if other in named:
                     continue
                 if other.weight.shape == shape and _equal(table, other, transposed=False):
                     _replace(program, other, table)
@@ -83,7 +86,6 @@ def _replace(program: Program, old: Value, new: Value) -> None:
     for node, index in old.consumers:
         node.inputs[index] = new
         new.consumers.append((node, index))
-        node.captured = tuple(new if value is old else value for value in node.captured)
     del program.values[old.name]
 
 

@@ -267,9 +267,11 @@ class RandomGraph:
 
     def transpose(self, name: str) -> bool:
         shape = self.shapes[name]
+        if len(shape) < 2:
+            return False
         perm = self.random.permutation(len(shape)).tolist()
         self.add("Transpose", [name], tuple(shape[k] for k in perm), perm=perm)
-        return len(shape) > 1
+        return True
 
     def concat(self, name: str) -> bool:
         shape = self.shapes[name]

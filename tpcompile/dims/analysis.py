@@ -7,11 +7,11 @@ operator without a rule needs its inputs whole. So a missing rule costs speed, n
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.dims import rules as _rules  # noqa: F401 - fills the table
-from tpcompile.dims.dim import Dim, leaves, root
+from tpcompile.dims.dim import Dim, identical, leaves, root
 from tpcompile.dims.registry import find_rule
 from tpcompile.dims.relation import NotCovered, Relation
 from tpcompile.graph.program import Node, Program, Value
@@ -48,7 +48,7 @@ def is_metadata(node: Node) -> bool:
     return bool(node.outputs) and all(output is None or output.known is not None for output in node.outputs)
 
 
-def analyze(program: Program, ties: Iterable[tuple[Value, Value, Sequence[int]]] = ()) -> Analysis:
+def analyze(program: Program, ties: Sequence[tuple[Value, Value, Sequence[int]]] = ()) -> Analysis:
     """Apply the rules to every node.
 
     Args:
@@ -70,9 +70,19 @@ def analyze(program: Program, ties: Iterable[tuple[Value, Value, Sequence[int]]]
     for value, axes_of in found.axes.items():
         if axes_of is not None:
             found.conflicts[value] = frozenset(_repeated(axes_of))
+    for a, b, axes in ties:
+        for value in (a, b):
+            found.conflicts[value] |= frozenset(_untied(found, a, b, axes))
     for node, relation in found.relations.items():
         found.blocked[node] = _settle(found, node, relation)
     return found
+
+
+def _untied(found: Analysis, a: Value, b: Value, axes: Sequence[int]) -> Iterator[Dim]:
+    """Leaves of a cache's two ends along which it cannot be cut, as the ends would not lie alike: one may be longer."""
+    for axis, (left, right) in enumerate(zip(found.axes[a] or (), found.axes[b] or (), strict=True)):
+        if axis not in axes or not identical(left, right):
+            yield from (leaf for dim in (left, right) for leaf in leaves(dim) if not leaf.unit)
 
 
 def _relate(found: Analysis, node: Node) -> None:
@@ -106,7 +116,7 @@ def _settle(found: Analysis, node: Node, relation: Relation) -> dict[Dim, str]:
         blocked = dict.fromkeys(blocked, found.uncovered[node])
     for value in itertools.chain(node.inputs, node.outputs):
         for leaf in found.conflicts.get(value, ()) if value is not None else ():
-            blocked.setdefault(leaf, "it stands on two axes of one tensor")
+            blocked.setdefault(leaf, "it stands on two axes of one tensor, or a cache grows along it")
     kept = [axes for axes in relation.outputs if axes is not None]
     for reduced in relation.reduced:
         inside = set(leaves(reduced.dim))

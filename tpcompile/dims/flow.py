@@ -62,7 +62,7 @@ class PartialFlow:
         return (
             len(readers) == 1
             and value not in self.doors
-            and not any(value in node.captured for node, _ in value.consumers)
+            and not value.captors
         )
 
     def partial(self, value: Value) -> SubAxisSet:

@@ -66,6 +66,8 @@ def _node(step: Step, values: dict[str, Value], opsets: dict[str, int]) -> Node:
         captured=tuple(values[name] for name in step.captured),
         origin=proto,
     )
+    for captured in node.captured:
+        captured.captors.append(node)
     for position, value in enumerate(node.inputs):
         if value is not None:
             value.consumers.append((node, position))

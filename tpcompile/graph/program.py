@@ -22,6 +22,7 @@ class Value:
     (int, symbol, or None where unknown), None where even the rank is unknown; `sizes` one tuple of ints per axis;
     `known` its content per sample where that is metadata (shape arithmetic), as numpy arrays; `varies` a mask of the
     elements of it that depend on the inputs' sizes, even where samples happen to agree, None where none does.
+    `consumers` are (node, operand) pairs; `captors` the nodes whose subgraphs read the value from outside.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Value:
     index: int = 0
     weight: Weight | None = None
     consumers: list[tuple[Node, int]] = field(default_factory=list)
+    captors: list[Node] = field(default_factory=list)
 
     @property
     def fixed(self) -> bool:

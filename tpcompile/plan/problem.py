@@ -248,11 +248,9 @@ def _gathers(
         inside -= analysis.conflicts[value]
         if not inside:
             continue
-        needed: set[Dim] = set()
+        needed: set[Dim] = set(inside) if value.captors else set()
         for node, _ in value.consumers:
-            if value in node.captured:
-                needed |= inside
-            elif node in analysis.blocked:
+            if node in analysis.blocked:
                 needed |= inside & analysis.blocked[node].keys()
         if value in analysis.program.outputs:
             needed |= inside - stays

@@ -55,9 +55,8 @@ def uncut_leaves(analysis: Analysis, value: Value, nodes: Sequence[Node]) -> set
     found = set(analysis.conflicts.get(value, ()))
     for node in nodes:
         found.update(analysis.blocked[node])
-    for reader, _ in value.consumers:
-        if value in reader.captured:
-            found.update(leaf for dim in analysis.axes[value] or () for leaf in leaves(dim))
+    if value.captors:
+        found.update(leaf for dim in analysis.axes[value] or () for leaf in leaves(dim))
     return found
 
 

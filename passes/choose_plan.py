@@ -31,7 +31,7 @@ class ChoosePlan:
 
     def run(self, work: Compilation) -> str:
         request = work.request
-        problem = work._problem = build_problem(
+        problem = work.problem = build_problem(
             work.analysis, Mesh(request.tp), work.cut_doors, nominal_sizes(work), nominal_sizes(work, PROMPT)
         )
         prices = Prices.of(request.objective, problem.mean_product_bytes, request.tp)
@@ -39,11 +39,11 @@ class ChoosePlan:
         wishes = pin_wishes(work.analysis, problem, request.pins)
         if request.plan is not None:
             given = read_plan(request.plan, problem)
-            work._plan = make_plan(problem, given.choice, given.objective, given.reasons)
+            work.plan = make_plan(problem, given.choice, given.objective, given.reasons)
         else:
             choice, cost = solve_with(solver, wishes)
             reasons = reasons_left_whole(solver, choice, cost, wishes)
-            work._plan = make_plan(problem, choice, request.objective, reasons)
+            work.plan = make_plan(problem, choice, request.objective, reasons)
         if not work.plan.cuts_something and request.tp > 1:
             reason = "cutting anything costs more than it saves" if problem.classes else "nothing in it can be cut"
             if request.plan is not None or request.pins:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
 from tpcompile.dims.analysis import Analysis
 from tpcompile.graph.local import LocalProgram
@@ -19,9 +18,30 @@ from tpcompile.plan.request import Request
 T = TypeVar("T")
 
 
+class NotYet(Exception):
+    """A pass asked for what a later pass makes: the order in `tpcompile.pipeline` is wrong."""
+
+
+class Later(Generic[T]):
+    """An attribute that a pass fills in; reading it before raises `NotYet`."""
+
+    def __set_name__(self, owner: type[object], name: str) -> None:
+        self.name = name
+
+    def __get__(self, work: object, owner: type[object]) -> T:
+        try:
+            found: T = vars(work)[self.name]
+        except KeyError:
+            raise NotYet(f"no {self.name} yet") from None
+        return found
+
+    def __set__(self, work: object, value: T) -> None:
+        vars(work)[self.name] = value
+
+
 @dataclass
 class Compilation:
-    """One model on its way through the passes; what a pass has not reached yet raises `NotYet` when asked for."""
+    """One model on its way through the passes."""
 
     source: SourceModel
     request: Request
@@ -30,41 +50,11 @@ class Compilation:
     state: list[StatePair] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)
     cut_doors: frozenset[Value] = frozenset()
-    _samples: Samples | None = None
-    _analysis: Analysis | None = None
-    _problem: Problem | None = None
-    _plan: Plan | None = None
-    _local: LocalProgram | None = None
-
-    @property
-    def samples(self) -> Samples:
-        return _reached(self._samples, "samples")
-
-    @property
-    def analysis(self) -> Analysis:
-        return _reached(self._analysis, "analysis")
-
-    @property
-    def problem(self) -> Problem:
-        return _reached(self._problem, "problem")
-
-    @property
-    def plan(self) -> Plan:
-        return _reached(self._plan, "plan")
-
-    @property
-    def local(self) -> LocalProgram:
-        return _reached(self._local, "local program")
-
-
-class NotYet(Exception):
-    """A pass asked for what a later pass makes: the order in `tpcompile.pipeline` is wrong."""
-
-
-def _reached(found: T | None, what: str) -> T:
-    if found is None:
-        raise NotYet(f"no {what} yet")
-    return found
+    samples = Later[Samples]()
+    analysis = Later[Analysis]()
+    problem = Later[Problem]()
+    plan = Later[Plan]()
+    local = Later[LocalProgram]()
 
 
 class Pass(Protocol):
@@ -74,7 +64,3 @@ class Pass(Protocol):
 
     def run(self, work: Compilation) -> str:
         """Do it, and say in a line what was done ("" for nothing worth telling)."""
-
-
-Between = Callable[[Pass, Compilation, str], None]
-"""Called after each pass, with what it says it did: for timing, dumps and checks."""

@@ -18,7 +18,7 @@ class InferShapes:
 
     def run(self, work: Compilation) -> str:
         report = infer_shapes(work.program, lambda samples: symbolic_shapes(work.source, samples))
-        work._samples = report.samples
+        work.samples = report.samples
         unknown = sum(value.sizes is None for value in work.program.values.values())
         if unknown:
             work.warnings.append(

@@ -31,7 +31,7 @@ class NameDims:
                 ties.append(
                     (pair.input, pair.output, [axis for axis in range(len(pair.input.sizes)) if axis != growing])
                 )
-        work._analysis = analyze(program, ties)
+        work.analysis = analyze(program, ties)
         paired = {value for pair in work.state for value in (pair.input, pair.output)}
         alone = {value for value in (*program.inputs, *program.outputs) if value not in paired and _may_be_cut(value)}
         shards = set(program.outputs) - set(program.inputs) if request.outputs == "shard" else set()

@@ -88,7 +88,7 @@ class Subject:
         problem = build_problem(work.analysis, Mesh(draw.tp), work.cut_doors, max, max)
         problem = problem if draw.alike else each_alone(problem)
         choice = CHOOSE[draw.kind](problem, np.random.default_rng(draw.seed))
-        work._problem, work._plan = problem, make_plan(problem, choice, "balanced", {})
+        work.problem, work.plan = problem, make_plan(problem, choice, "balanced", {})
         pipeline.run(work, pipeline.REWRITING)
         write_bundle(work, folder)
         return work.plan

@@ -181,7 +181,7 @@ def test_the_last_check_before_the_graph_is_changed() -> None:
         for axis in (0, 1)
     )
     both = Cut(work.plan.mesh, {rows: (0,), heads: (0,)})
-    work._plan = Plan(work.plan.mesh, "balanced", both, work.plan.groups)
+    work.plan = Plan(work.plan.mesh, "balanced", both, work.plan.groups)
     with pytest.raises(Refused) as caught:
         CheckPlan().run(work)
     lines = str(caught.value).splitlines()
@@ -197,7 +197,7 @@ def test_the_last_check_while_the_graph_is_changed() -> None:
     """Should the planner ever cut what cannot be sliced out of its axis: a refusal, no wrong graph."""
     work = tpcompile.plan(model(MIXED), 2)
     leaf = next(cls.leaf for cls in work.problem.classes if cls.name == "v[0]")
-    work._plan = Plan(work.plan.mesh, "balanced", Cut(work.plan.mesh, {leaf: (0,)}), work.plan.groups)
+    work.plan = Plan(work.plan.mesh, "balanced", Cut(work.plan.mesh, {leaf: (0,)}), work.plan.groups)
     with pytest.raises(Refused) as caught:
         pipeline.run(work, pipeline.REWRITING)
     assert str(caught.value) == (

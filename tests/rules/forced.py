@@ -62,7 +62,7 @@ def analysed(model: onnx.ModelProto) -> Compilation:
     """A model read, normalized, with shapes and dims."""
     work = pipeline.start(open_model(model), Request())
     InferShapes().run(work)
-    work._analysis = analyze(work.program)
+    work.analysis = analyze(work.program)
     return work
 
 
@@ -71,7 +71,7 @@ def force(work: Compilation, tp: int, plan: Mapping[Dim, SubAxes]) -> Forced:
     cut = Cut(Mesh(tp), dict(plan))
     rewriter = Rewriter(work.analysis, cut, frozenset(), work.samples.describe, lambda node: "")
     done = Compilation(work.source, work.request, work.program)
-    done._local = rewriter.run()
+    done.local = rewriter.run()
     RemoveUnused().run(done)
     return Forced(done, rewriter, cut)
 

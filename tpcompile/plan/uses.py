@@ -55,7 +55,7 @@ def uncut_leaves(analysis: Analysis, value: Value, nodes: Sequence[Node]) -> set
     found = set(analysis.conflicts.get(value, ()))
     for node in nodes:
         found.update(analysis.blocked[node])
-    if value.captors:
+    if value.captors or value in analysis.program.outputs:
         found.update(leaf for dim in analysis.axes[value] or () for leaf in leaves(dim))
     return found
 

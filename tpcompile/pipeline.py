@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from tpcompile.graph.from_onnx import to_program
 from tpcompile.graph.read import SourceModel
@@ -37,14 +39,32 @@ Between = Callable[[str, str, float], None]
 
 def start(source: SourceModel, request: Request) -> Compilation:
     """A model as it enters the passes: read and normalized."""
-    return Compilation(source, request, to_program(source))
+    with collector_paused():
+        return Compilation(source, request, to_program(source))
 
 
 def run(work: Compilation, passes: tuple[Pass, ...], between: Between | None = None) -> Compilation:
     """Run passes over a compilation."""
-    for step in passes:
-        started = time.perf_counter()
-        did = step.run(work)
-        if between is not None:
-            between(step.name, did, time.perf_counter() - started)
+    with collector_paused():
+        for step in passes:
+            started = time.perf_counter()
+            did = step.run(work)
+            if between is not None:
+                between(step.name, did, time.perf_counter() - started)
     return work
+
+
+@contextmanager
+def collector_paused() -> Iterator[None]:
+    """No garbage collection meanwhile.
+
+    A pass makes a great many objects and drops few: the collector would walk all of them again and again, which alone
+    makes the time of a large graph grow faster than its nodes.
+    """
+    running = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if running:
+            gc.enable()

@@ -8,6 +8,7 @@ optimum of the planner's own program under a random price for each cut; `listed`
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -84,7 +85,8 @@ class Subject:
 
     def compiled(self, draw: Draw, folder: Path) -> Plan:
         """Write the bundle of a random plan into an empty folder."""
-        work = dataclasses.replace(self.analysed(draw.outputs), request=Request(draw.tp, outputs=draw.outputs))
+        work = copy.copy(self.analysed(draw.outputs))
+        work.request = Request(draw.tp, outputs=draw.outputs)
         problem = build_problem(work.analysis, Mesh(draw.tp), work.cut_doors, max, max)
         problem = problem if draw.alike else each_alone(problem)
         choice = CHOOSE[draw.kind](problem, np.random.default_rng(draw.seed))

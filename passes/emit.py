@@ -89,7 +89,6 @@ class Emitter:
             "root": root,
             "nb_rank": len(groups[0]),
             "groups": [] if everyone else PerRank(tuple(mine)),
-            "group_size": 0 if everyone else len(groups[0]),
         })  # fmt: skip
         self.program.nodes.append(node)
         self.program.collectives.append(

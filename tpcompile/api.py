@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -219,9 +219,3 @@ def _keep_source(source: SourceModel, target: Path) -> None:
             raise refuse(
                 "TP109", str(target), f"the source's own file {file.name} lies in it", "Choose another output with -o"
             )
-
-
-def weights_of(folder: Path) -> Iterator[tuple[int, int]]:
-    """(rank, bytes of weights it reads) of a bundle's ranks."""
-    for entry in Manifest.read(folder).ranks:
-        yield entry.rank, sum(data.bytes for data in entry.data)

@@ -84,7 +84,6 @@ class Relation:
         self.joint = False
         self.once: frozenset[int] = frozenset()
         self.lookup: Lookup | None = None
-        self.shape_of: tuple[int, int] | None = None
         self._spoken: set[int] = set()
         self._made: list[Dim] = []
 

@@ -12,8 +12,9 @@ from onnx import TensorProto, helper
 
 from tpcompile.graph.local import LocalNode, LocalProgram, LocalSize, LocalWeight, PerRank, Placed
 from tpcompile.graph.program import Program, Value
+from tpcompile.graph.scopes import renamed, subgraphs
 from tpcompile.graph.tensors import ONNX_DTYPES
-from tpcompile.targets.collectives import DOMAIN, VERSION
+from tpcompile.targets.collectives import DOMAIN, OP_TYPE, VERSION, make_collective
 from tpcompile.weights.checksum import KEY as CHECKSUM
 from tpcompile.weights.layout import Location
 from tpcompile.weights.ranges import is_whole, local_shape
@@ -122,6 +123,12 @@ def _stored(weight: LocalWeight, rank: int, places: Places, inline: Mapping[str,
 
 
 def _node(node: LocalNode, rank: int) -> onnx.NodeProto:
+    attributes = {
+        name: value.values[rank] if isinstance(value, PerRank) else value for name, value in node.attributes.items()
+    }
+    if node.op == OP_TYPE:
+        op = attributes.pop("collective_operation")
+        return make_collective(op, node.inputs[0], node.outputs[0], name=node.name, **attributes)
     proto = onnx.NodeProto()
     if node.origin is not None:
         proto.CopyFrom(node.origin)
@@ -134,36 +141,11 @@ def _node(node: LocalNode, rank: int) -> onnx.NodeProto:
     proto.op_type, proto.domain, proto.name = node.op, node.domain, node.name
     proto.input.extend(node.inputs)
     proto.output.extend(node.outputs)
-    for name, value in node.attributes.items():
-        found = value.values[rank] if isinstance(value, PerRank) else value
-        if isinstance(found, list) and not found:
-            proto.attribute.append(onnx.AttributeProto(name=name, type=onnx.AttributeProto.INTS))
-        else:
-            proto.attribute.append(helper.make_attribute(name, found))
+    proto.attribute.extend(helper.make_attribute(name, value) for name, value in attributes.items())
     if node.renamed:
-        for attribute in proto.attribute:
-            for graph in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs):
-                _rename(graph, node.renamed)
+        for graph in subgraphs(proto):
+            graph.CopyFrom(renamed(graph, node.renamed))
     return proto
-
-
-def _rename(graph: onnx.GraphProto, names: Mapping[str, str]) -> None:
-    """Make a subgraph read captured values under other names; names it defines itself hide outer ones."""
-    own = (
-        {info.name for info in graph.input}
-        | {tensor.name for tensor in graph.initializer}
-        | {name for node in graph.node for name in node.output}
-    )
-    names = {old: new for old, new in names.items() if old not in own}
-    if not names:
-        return
-    for node in graph.node:
-        node.input[:] = [names.get(name, name) for name in node.input]
-        for attribute in node.attribute:
-            for inner in [attribute.g] if attribute.type == onnx.AttributeProto.GRAPH else list(attribute.graphs):
-                _rename(inner, names)
-    for output in graph.output:
-        output.name = names.get(output.name, output.name)
 
 
 def inline_bytes(weight: LocalWeight, data: bytes, rank: int) -> bytes:

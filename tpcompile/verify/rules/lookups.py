@@ -23,6 +23,10 @@ def gather(site: Site) -> list[State]:
     ]
     if places[0].ndim == 0 and (axis.whole or axis.alike) and index is not Free.VARIES:
         return [moved(data, rest)]
+    if places[0].ndim == 0 and axis.flat and site.stored(site.nodes[0].input[1]):
+        picked = {int(flat[mine]) for flat, mine in zip(axis.flat[1], chosen, strict=True)}
+        if len(picked) == 1:  # a part of the axis that all ranks hold
+            return [moved(data, rest)]
     if (
         places[0].ndim == 1
         and (site.stored(site.nodes[0].input[1]) or axis.whole)

@@ -129,14 +129,16 @@ def flatten(site: Site) -> list[State]:
 
 
 def expand(site: Site) -> list[State]:
-    """Axes of one entry become axes whose entries are alike; the shape may be a local one."""
+    """Axes of one entry become axes whose entries are alike; the shape may be a local one, of one entry per rank."""
     state = site.lies(0)
     shapes = site.shapes()
+    goal = site.whole_shape(site.nodes[0].output[0])
     axes = []
     for back in range(len(shapes[0]), 0, -1):
         axis = state.axes[-back] if back <= len(state.axes) else lattice.whole(1, site.tp)
         lengths = [shape[-back] for shape in shapes]
-        axes.append(lattice.alike(lengths) if axis.unit and set(lengths) != {1} else axis)
+        grows = set(lengths) != {1} or (len(goal) == len(shapes[0]) and goal[-back] != 1)
+        axes.append(lattice.alike(lengths) if axis.unit and grows else axis)
     return [moved(state, axes)]
 
 

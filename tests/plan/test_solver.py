@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import tpcompile
-from tests.plan.models import TWO_LAYERS, attention, model
+from tests.plan.models import LIMIT, TWO_LAYERS, attention, error_of, held, model
 from tpcompile.plan.cost import Prices
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.solve import Choice, Solver, Wish, feasible
@@ -122,3 +123,21 @@ def test_one_rank_and_no_weights() -> None:
     empty = tpcompile.plan(model("(float[batch, 6] x) => (float[batch, 6] y) { y = Relu(x) }"), 4)
     assert empty.plan.groups == ()
     assert empty.warnings == ["nothing in it can be cut: every rank runs the whole model"]
+
+
+def test_sums_of_norms_do_not_make_sums_of_products_look_large(tmp_path: Path) -> None:
+    """Many small sums stand beside few of products (norms of heads and of layers): attention is cut all the same."""
+    norm = "s{i} = Mul({x}, {x})  m{i} = ReduceMean<keepdims = 1>(s{i}, last)  d{i} = Sqrt(m{i})  {y} = Div({x}, d{i})"
+    chain = "\n".join(norm.format(i=i, x=f"n{i}", y=f"n{i + 1}") for i in range(12))
+    source = model(
+        """(float[batch, seq, 24] n0) => (float[batch, seq, 24] y)
+        <float[24, 24] v, float[24, 24] o, float[24, 80] up, float[80, 24] down, int64[1] last = {-1}>
+        { """
+        + chain
+        + """ a = MatMul(n12, v)  b = Relu(a)  c = MatMul(b, o)  r = Add(c, n12)
+        e = MatMul(r, up)  f = Relu(e)  g = MatMul(f, down)  y = Add(g, r) }"""
+    )
+    bundle = tpcompile.compile(source, 2, tmp_path / "b")
+    assert [call.op for call in bundle.manifest.collectives] == ["all_reduce", "all_reduce"]
+    assert held(tmp_path / "b", "v") == [[None, [[0, 12]]], [None, [[12, 24]]]]
+    assert error_of(source, tmp_path / "b") <= LIMIT

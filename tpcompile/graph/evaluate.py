@@ -16,6 +16,14 @@ from tpcompile.graph.program import Node
 Array = npt.NDArray[Any]
 LARGEST = 4096
 """Elements above which a value is no metadata."""
+BROADCAST = frozenset(
+    ("Add", "Sub", "Mul", "Div", "Pow", "Mod", "And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less",
+     "LessOrEqual", "Where", "Max", "Min", "Mean", "Sum", "BitwiseAnd", "BitwiseOr", "BitwiseXor", "PRelu")
+)  # fmt: skip
+"""Elementwise operators of several operands."""
+_MOVES = frozenset(
+    ("Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
+)
 
 _DTYPES = {
     1: "float32",
@@ -177,6 +185,31 @@ def _cumsum(node: Node, x: Array, axis: Array) -> Array:
 
 def _transpose(node: Node, x: Array) -> Array:
     return np.transpose(x, node.attribute("perm"))
+
+
+def varying(node: Node, output: int, found: Sequence[Array]) -> Array | None:
+    """Which elements of an evaluated output depend on the inputs' sizes.
+
+    Moved elements keep their mark, elementwise arithmetic joins the marks, everything else is marked whole: a quotient
+    or a remainder may agree in both samples by chance.
+    """
+    marks = [None if value is None else value.varies for value in node.inputs]
+    if all(mark is None or not mark.any() for mark in marks):
+        return None
+    if any(array.shape != found[0].shape for array in found):
+        return np.ones(found[0].shape, bool)
+    given = [None if value is None or value.known is None else value.known[0] for value in node.inputs]
+    plain = [
+        np.zeros(array.shape, bool) if mark is None else mark
+        for array, mark in zip(given, marks, strict=True)
+        if array is not None
+    ]
+    if (node.op in _MOVES and all(mark is None or not mark.any() for mark in marks[1:])) or node.op == "Concat":
+        operands = plain if node.op == "Concat" else [plain[0], *given[1:]]
+        return np.asarray(evaluate(node, operands)[output], bool)
+    if node.op in BROADCAST:
+        return np.asarray(np.logical_or.reduce(np.broadcast_arrays(*plain)))
+    return np.ones(found[0].shape, bool)
 
 
 _OPERATORS: dict[str, Callable[..., Array | list[Array]]] = {

@@ -39,6 +39,13 @@ class Samples:
         self._found: dict[Sizes, Term | None] = {}
         self.forced: dict[Sizes, Sizes] = {}
         """Computed sizes that the graph only accepts as another: patches of an image that is free by name only."""
+        self._images: set[str] = set()
+        self.doubts = self._settled = False
+        """Whether the walk met sizes that contradict each other, perhaps for the numbers' sake."""
+        self._moved: set[str] = set()
+        """Symbols that were taken for another size: for a computed one no more than once."""
+        self._count: int | None = None
+        """How many different sizes symbols had when numbers were last chosen anew."""
 
     def symbol(self, name: str) -> Sizes:
         """The sizes of a symbol, or of a sum or product of symbols as exporters spell them ("past + 1")."""
@@ -60,36 +67,96 @@ class Samples:
         return self.symbol(f"#{value}.{axis}")
 
     def bind(self, a: Sizes, b: Sizes) -> bool:
-        """Make two sizes one: move the symbols that stand for one of them, or else take the fixed one for the other."""
-        for old, new in ((b, a), (a, b)):
+        """Make two sizes one: move the symbols that stand for one of them, or else take the fixed one for the other.
+
+        Returns False where that is not possible, or in doubt: a table of 64 positions contradicts samples that reach
+        past its end, and no symbol is 64 for that. `settle` says whether to ask again.
+        """
+        numbers = len(set(a)) == 1, len(set(b)) == 1
+        clipped = any(x == y for x, y in zip(a, b, strict=True))
+        if all(numbers):
+            return False
+        if any(numbers) or clipped:
+            self.doubts |= not self._settled
+            if not self._settled or clipped:
+                return False
+        for old, new in ((b, a), (a, b), *self._within_sums(a, b)):
             moved = [name for name, sizes in self.symbols.items() if sizes == old]
-            if moved:
+            if moved and not (self._moved.intersection(moved) and new not in self.symbols.values()):
+                self._moved.update(moved)
                 for name in moved:
                     self.symbols[name] = new
                 return True
-        computed, fixed = (a, b) if len(set(b)) == 1 else (b, a)
-        if len(set(fixed)) > 1 or len(set(computed)) == 1 or computed in self.forced:
+        computed, fixed = (a, b) if numbers[1] else (b, a)
+        if len(set(fixed)) > 1 or computed in self.forced:
             return False
         self.forced[computed] = fixed
+        return True
+
+    def _within_sums(self, a: Sizes, b: Sizes) -> Iterator[tuple[Sizes, Sizes]]:
+        """Symbols that must be one where a = x + r and b = y + r: two caches of one length, each with a name."""
+        known = [sizes for sizes in dict.fromkeys(self.symbols.values()) if len(set(sizes)) > 1]
+        for x, y in itertools.permutations(known, 2):
+            rests = [tuple(p - q for p, q in zip(*pair, strict=True)) for pair in ((a, x), (b, y))]
+            if rests[0] == rests[1] and rests[0] in known:
+                yield y, x
+
+    def settle(self) -> bool:
+        """Whether a walk over the graph left doubts, so that another must follow.
+
+        The numbers are chosen anew first, as small as can be, as long as symbols turn out to be one; only then symbols
+        are taken for numbers.
+        """
+        if not self.doubts:
+            return False
+        self.doubts = False
+        count = len(set(self.symbols.values()))
+        if self._count is not None and count >= self._count:
+            self._settled = True
+        else:
+            self._count = count
+            self._shrink()
         return True
 
     def image(self, name: str) -> None:
         """Give a symbol that is the height or width of an image a size that survives being divided."""
         if name not in self.symbols:
             self.symbols[name] = self._choose(IMAGE)
+            self._images.add(name)
+
+    def _shrink(self) -> None:
+        """Choose all numbers anew, smaller: symbols that turned out to be one share theirs."""
+        merged: dict[Sizes, list[str]] = {}
+        for name, sizes in self.symbols.items():
+            if not self._images.intersection(other for other, same in self.symbols.items() if same == sizes):
+                merged.setdefault(sizes, []).append(name)
+        self.symbols = {name: self.symbols[name] for name in self.symbols if self.symbols[name] not in merged}
+        self._used = {size for sizes in self.symbols.values() for size in sizes}
+        self._found.clear()
+        for names in merged.values():
+            self.symbols |= dict.fromkeys(names, self._choose())
 
     def _choose(self, start: int = 5) -> Sizes:
         """A new prime per sample, each at least twice the one before: rounding to blocks must not make them agree."""
         taken = [sizes for sizes in self.symbols.values() if len(set(sizes)) > 1]
-        for first in _primes(start):
-            found: list[int] = []
-            for _ in range(SAMPLES):
-                found.append(next(p for p in _primes(2 * found[-1] if found else first) if self._free(p)))
-            candidate = tuple(found)
+        for candidate in self._least(start) if self._count is not None else self._spread(start):
             if all(self._apart(candidate, other) for other in taken):
                 self._used.update(candidate)
                 return candidate
         raise AssertionError("primes do not end")
+
+    def _spread(self, start: int) -> Iterator[Sizes]:
+        for first in _primes(start):
+            found: list[int] = []
+            for _ in range(SAMPLES):
+                found.append(next(p for p in _primes(2 * found[-1] if found else first) if self._free(p)))
+            yield tuple(found)
+
+    def _least(self, start: int) -> Iterator[Sizes]:
+        found: list[int] = []
+        for last in filter(self._free, _primes(start)):
+            yield from ((*rest, last) for rest in itertools.combinations(found, SAMPLES - 1))
+            found.append(last)
 
     def _free(self, prime: int) -> bool:
         return prime not in self._used and all(size % prime for size in self._static)
@@ -98,7 +165,7 @@ class Samples:
         """Whether sums and differences of two symbols stay clear of static factors and of each other."""
         sums = [x + y for x, y in zip(a, b, strict=True)]
         gaps = [abs(x - y) for x, y in zip(a, b, strict=True)]
-        return math.gcd(*sums) <= 2 and len(set(sums)) > 1 and len(set(gaps)) > 1
+        return (self._count is not None or math.gcd(*sums) <= 2) and len(set(sums)) > 1 and len(set(gaps)) > 1
 
     def _expression(self, tree: ast.expr) -> Sizes | None:
         if isinstance(tree, ast.Name):

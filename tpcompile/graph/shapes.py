@@ -9,6 +9,7 @@ Leaves in every `Value`: `dtype`, `sizes` (None where even the rank is unknown) 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,53 +19,22 @@ import onnx
 from onnx import helper, numpy_helper
 
 from tpcompile.graph.constants import SMALL_FLOATS, SMALL_INTEGERS, constant_of
-from tpcompile.graph.evaluate import NotEvaluable, evaluate
+from tpcompile.graph.evaluate import BROADCAST, NotEvaluable, evaluate, varying
 from tpcompile.graph.program import Node, Program, Sizes, Value
 from tpcompile.graph.samples import SAMPLES, Samples
 from tpcompile.graph.tensors import ONNX_DTYPES, type_name
 
 Shape = tuple[Sizes, ...]
 
-
-_BROADCAST = frozenset(
-    [
-        "Add",
-        "Sub",
-        "Mul",
-        "Div",
-        "Pow",
-        "Mod",
-        "And",
-        "Or",
-        "Xor",
-        "Equal",
-        "Greater",
-        "GreaterOrEqual",
-        "Less",
-        "LessOrEqual",
-        "Where",
-        "Max",
-        "Min",
-        "Mean",
-        "Sum",
-        "BitwiseAnd",
-        "BitwiseOr",
-        "BitwiseXor",
-        "PRelu",
-    ]
-)
-_MOVES = frozenset(
-    ["Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze"]
-)
 _COMPARE = frozenset(["And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"])
 
 
 class SizesDiffer(Exception):
-    """Two dims must be equal by the operator's definition but carry different sizes."""
+    """Two dims must be equal by the operator's definition but cannot be."""
 
-    def __init__(self, a: Sizes, b: Sizes) -> None:
-        self.pair = (a, b)
-        super().__init__(f"{a} and {b}")
+
+class WalkAgain(Exception):
+    """Symbols turned out to be one: what was inferred so far does not hold."""
 
 
 @dataclass
@@ -119,6 +89,7 @@ class _Walk:
     def run(self) -> bool:
         """Walk over all nodes; False where symbols had to be merged on the way, so that the walk must start again."""
         self.warnings.clear()
+        self.asked = None
         for value in self.program.values.values():
             value.known = value.varies = None
             if value.weight is not None:
@@ -132,16 +103,26 @@ class _Walk:
         for node in self.program.nodes:
             try:
                 self.visit(node)
-            except SizesDiffer as differ:
-                if self.samples.bind(*differ.pair):
-                    return False
+            except WalkAgain:
+                return False
+            except SizesDiffer:
                 for output in filter(None, node.outputs):
                     self.ask(output, "")
             if self.samples.forced:
                 for output in filter(None, node.outputs):
                     if output.sizes is not None:
                         output.sizes = tuple(self.samples.forced.get(sizes, sizes) for sizes in output.sizes)
-        return True
+        return not self.samples.settle()
+
+    def one(self, a: Sizes, b: Sizes) -> Sizes:
+        """Two sizes that the operator needs equal, as one; a guess while the samples are in doubt."""
+        if a == b:
+            return a
+        if self.samples.bind(a, b):
+            raise WalkAgain
+        if not self.samples.doubts:
+            raise SizesDiffer(f"{a} and {b}")
+        return tuple(map(max, a, b))
 
     def named(self, name: str, axis: int, size: int | str | None) -> Sizes:
         if isinstance(size, int):
@@ -152,7 +133,7 @@ class _Walk:
         if self.evaluate(node):
             return
         standard = node.domain in ("", "ai.onnx")
-        if standard and node.op in _BROADCAST and self.broadcast(node):
+        if standard and node.op in BROADCAST and self.broadcast(node):
             return
         if standard and node.op == "MatMul" and self.matmul(node):
             return
@@ -164,6 +145,8 @@ class _Walk:
                 continue
             dtype, per_sample = found[0][k][0], [f[k][1] for f in found]
             self.set_output(node, output, dtype, per_sample)
+        if standard and node.op == "Reshape":
+            self.reshape(node)
 
     def set_output(
         self, node: Node, output: Value, dtype: str, per_sample: Sequence[tuple[int | None, ...] | None]
@@ -227,7 +210,7 @@ class _Walk:
                 return False
             self.set_known(output, found)
             if output.known is not None:
-                output.varies = _varying(node, k, found)
+                output.varies = varying(node, k, found)
         return True
 
     def set_known(self, value: Value, found: Sequence[np.ndarray[Any, Any]]) -> None:
@@ -241,7 +224,7 @@ class _Walk:
         output = node.outputs[0]
         if output is None or any(shape is None for shape in shapes):
             return False
-        output.sizes = broadcast_shapes([shape for shape in shapes if shape is not None])
+        output.sizes = self.broadcast_shapes([shape for shape in shapes if shape is not None])
         last = node.inputs[-1]
         output.dtype = "bool" if node.op in _COMPARE else last.dtype if last is not None else None
         if node.op == "Pow" and node.inputs[0] is not None:
@@ -260,10 +243,9 @@ class _Walk:
             or len(b.sizes) < 2
         ):
             return False
-        if a.sizes[-1] != b.sizes[-2]:
-            raise SizesDiffer(a.sizes[-1], b.sizes[-2])
+        self.one(a.sizes[-1], b.sizes[-2])
         output.dtype = a.dtype
-        output.sizes = (*broadcast_shapes([a.sizes[:-2], b.sizes[:-2]]), a.sizes[-2], b.sizes[-1])
+        output.sizes = (*self.broadcast_shapes([a.sizes[:-2], b.sizes[:-2]]), a.sizes[-2], b.sizes[-1])
         return True
 
     def concat(self, node: Node) -> bool:
@@ -276,12 +258,40 @@ class _Walk:
         columns = [list(column) for column in zip(*(s for s in shapes if s is not None), strict=True)]
         for k, column in enumerate(columns):
             for other in column:
-                if k != axis and other != column[0]:
-                    raise SizesDiffer(column[0], other)
+                if k != axis:
+                    column[0] = self.one(column[0], other)
         total = tuple(sum(size[sample] for size in columns[axis]) for sample in range(SAMPLES))
         output.sizes = tuple(total if k == axis else column[0] for k, column in enumerate(columns))
         output.dtype = next(value.dtype for value in node.inputs if value is not None)
         return True
+
+    def broadcast_shapes(self, shapes: Sequence[Shape]) -> Shape:
+        """The shape that several broadcast to."""
+        rank = max(map(len, shapes), default=0)
+        found: list[Sizes] = []
+        for axis in range(rank):
+            size: Sizes = (1,) * SAMPLES
+            for shape in shapes:
+                position = axis - rank + len(shape)
+                if position < 0 or shape[position] == size or set(shape[position]) == {1}:
+                    continue
+                size = shape[position] if set(size) == {1} else self.one(size, shape[position])
+            found.append(size)
+        return tuple(found)
+
+    def reshape(self, node: Node) -> None:
+        """A Reshape whose sides differ in elements tells what an axis must be: an exporter baked its size in."""
+        x, y = node.inputs[0], node.outputs[0]
+        if x is None or y is None or not x.sizes or not y.sizes:
+            return
+        left, right = ([math.prod(column) for column in zip(*shape, strict=True)] for shape in (x.sizes, y.sizes))
+        if left == right or not all(left):
+            return
+        for size in dict.fromkeys(x.sizes):
+            exact = all(size[k] * right[k] % left[k] == 0 for k in range(SAMPLES))
+            must = tuple(size[k] * right[k] // left[k] for k in range(SAMPLES))
+            if len(set(size)) > 1 and exact and (len(set(must)) == 1 or must in self.samples.symbols.values()):
+                self.one(size, must)
 
     def infer(self, node: Node, sample: int) -> list[tuple[str, tuple[int | None, ...] | None]]:
         """onnx's own shape inference of one node at one sample: (dtype, shape) per output, ("", None) where unknown."""
@@ -335,31 +345,6 @@ class _Walk:
         return [_read_type(found.get(f"o{k}")) for k in range(len(node.outputs))]
 
 
-def _varying(node: Node, output: int, found: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any] | None:
-    """Which elements of an evaluated output depend on the inputs' sizes.
-
-    Moved elements keep their mark, elementwise arithmetic joins the marks, everything else is marked whole: a quotient
-    or a remainder may agree in both samples by chance.
-    """
-    marks = [None if value is None else value.varies for value in node.inputs]
-    if all(mark is None or not mark.any() for mark in marks):
-        return None
-    if any(array.shape != found[0].shape for array in found):
-        return np.ones(found[0].shape, bool)
-    given = [None if value is None or value.known is None else value.known[0] for value in node.inputs]
-    plain = [
-        np.zeros(array.shape, bool) if mark is None else mark
-        for array, mark in zip(given, marks, strict=True)
-        if array is not None
-    ]
-    if (node.op in _MOVES and all(mark is None or not mark.any() for mark in marks[1:])) or node.op == "Concat":
-        operands = plain if node.op == "Concat" else [plain[0], *given[1:]]
-        return np.asarray(evaluate(node, operands)[output], bool)
-    if node.op in _BROADCAST:
-        return np.asarray(np.logical_or.reduce(np.broadcast_arrays(*plain)))
-    return np.ones(found[0].shape, bool)
-
-
 def _read_type(proto: onnx.TypeProto | None) -> tuple[str, tuple[int | None, ...] | None]:
     if proto is None or not proto.HasField("tensor_type"):
         return "", None
@@ -368,20 +353,3 @@ def _read_type(proto: onnx.TypeProto | None) -> tuple[str, tuple[int | None, ...
     if not tensor.HasField("shape"):
         return dtype, None
     return dtype, tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)
-
-
-def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
-    """The shape that several broadcast to; raises SizesDiffer where two sizes are neither equal nor 1."""
-    rank = max(map(len, shapes), default=0)
-    found: list[Sizes] = []
-    for axis in range(rank):
-        size: Sizes = (1,) * SAMPLES
-        for shape in shapes:
-            position = axis - rank + len(shape)
-            if position < 0 or shape[position] == size or set(shape[position]) == {1}:
-                continue
-            if set(size) != {1}:
-                raise SizesDiffer(size, shape[position])
-            size = shape[position]
-        found.append(size)
-    return tuple(found)

@@ -19,8 +19,8 @@ from tpcompile.dims.flow import PartialFlow, reduced_leaves
 from tpcompile.graph.program import Node, Sizes, Value
 from tpcompile.plan.uses import (
     item_bytes,
+    largest_stored,
     segments,
-    stored_behind,
     stored_bytes,
     terms,
     uncut_leaves,
@@ -70,7 +70,8 @@ class Problem:
     """How many AllReduces there are if any of the groups is cut."""
     reduced_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
     reduction_weights: dict[frozenset[int], float] = field(default_factory=lambda: defaultdict(float))
-    """The reductions counted by how large their values are, in typical ones, from 1 to `LARGEST_WEIGHT` each."""
+    """The reductions counted by how large their values are, in typical sums of products with weights, from 1 to
+    `LARGEST_WEIGHT` each: the many small sums of norms say nothing of what is usual."""
     gathers: Counter[frozenset[int]] = field(default_factory=Counter)
     gathered_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
     exclusive: set[tuple[int, int]] = field(default_factory=set)
@@ -173,16 +174,12 @@ def _group(problem: Problem, analysis: Analysis) -> None:
 
 def _price_measure(problem: Problem, analysis: Analysis) -> None:
     """The geometric mean of the bytes products read: one wide FFN must not make attention look too small to cut."""
-    found = []
-    for node, relation in analysis.relations.items():
-        if relation.reduced and relation.lookup is None:
-            stored = [
-                stored_bytes(weight)
-                for value in node.inputs
-                if value is not None and (weight := stored_behind(value)) is not None
-            ]
-            found += [max(stored)] if stored else []
-    found = [size for size in found if size * 1000 >= max(found)]  # scalars and small tables are no layers
+    found = [
+        largest_stored(node)
+        for node, relation in analysis.relations.items()
+        if relation.reduced and relation.lookup is None
+    ]
+    found = [size for size in found if size and size * 1000 >= max(found)]  # scalars and small tables are no layers
     problem.mean_product_bytes = math.exp(sum(map(math.log, found)) / len(found)) if found else 0.0
 
 
@@ -200,6 +197,7 @@ def _reductions(
     flow = PartialFlow(analysis, summed.__getitem__, lambda value: frozenset()).run()
     passed = {value for node in analysis.relations for value in _passing(analysis, flow.partial, node)}
     found: list[tuple[frozenset[int], int]] = []
+    of_products: list[int] = []
     for value in flow.partial:
         if value in passed:
             continue
@@ -210,7 +208,9 @@ def _reductions(
             problem.reductions[groups] += 1
             problem.reduced_bytes[groups] += value_bytes(value, nominal)
             found.append((groups, value_bytes(value, prompt)))
-    typical = statistics.median(nbytes for _, nbytes in found) if found else 1
+            if any(largest_stored(node) for node in flow.sources[value]):
+                of_products.append(found[-1][1])
+    typical = statistics.median(of_products or [nbytes for _, nbytes in found] or [1])
     for groups, nbytes in found:
         problem.reduction_weights[groups] += min(max(nbytes / max(typical, 1), 1.0), LARGEST_WEIGHT)
 

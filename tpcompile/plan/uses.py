@@ -74,6 +74,12 @@ def stored_behind(value: Value) -> Value | None:
     return value
 
 
+def largest_stored(node: Node) -> float:
+    """Bytes of the largest stored matrix that a node's operands are or are made of, 0 where there is none."""
+    behind = [stored_behind(value) for value in node.inputs if value is not None]
+    return max((stored_bytes(found) for found in behind if found is not None and len(found.sizes or ()) > 1), default=0)
+
+
 def segments(axes: Sequence[Dim]) -> Iterator[tuple[list[Dim], float]]:
     """The rectangular parts of a tensor: (leaves, elements), one for each choice of segments of its sums."""
     for choice in itertools.product(*[list(terms(dim)) for dim in axes]):

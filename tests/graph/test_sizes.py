@@ -1,0 +1,61 @@
+"""Sizes: which symbols the graph itself says are one, or a number; tables that end do not make numbers of symbols."""
+
+from __future__ import annotations
+
+from tests.graph.models import source
+from tpcompile.graph.from_onnx import to_program
+from tpcompile.graph.program import Program, Sizes
+from tpcompile.graph.samples import Samples
+from tpcompile.graph.shapes import infer_shapes
+
+
+def walked(text: str) -> tuple[Program, Samples]:
+    program = to_program(source(text))
+    return program, infer_shapes(program).samples
+
+
+def sizes(program: Program, name: str) -> tuple[Sizes, ...]:
+    found = program.values[name].sizes
+    assert found is not None
+    return found
+
+
+def test_a_length_baked_into_a_reshape_is_a_number() -> None:
+    """torch's tracer writes the length of the example into nn.MultiheadAttention, whatever axes are said to be free."""
+    program, samples = walked("""g (float[batch, seq, 6] x) => (float[seq, n, 3] y)
+    <int64[1] width = {3}, int64[1] length = {7}, int64[1] two = {2}>
+    { t = Transpose<perm = [1, 0, 2]>(x)  s = Shape<start = 0, end = 1>(x)  b = Mul(s, two)
+      target = Concat<axis = 0>(length, b, width)  y = Reshape(t, target) }""")
+    assert samples.symbols["seq"] == (7, 7)
+    batch = samples.symbols["batch"]
+    assert len(set(batch)) == 2
+    assert sizes(program, "x") == (batch, (7, 7), (6, 6))
+    assert sizes(program, "y") == ((7, 7), tuple(2 * size for size in batch), (3, 3))
+
+
+def test_a_table_of_64_positions_leaves_lengths_free() -> None:
+    program, samples = walked("""g
+    (float[batch, heads, seq, 4] q, float[batch, heads, past, 4] cache, float[a, b] other,
+     float[1, 1, 64, 64] table)
+    => (float[batch, heads, seq, total] y, float[a, b] z)
+    <int64[1] limit = {64}, int64[1] zero = {0}, int64[1] two = {2}, int64[1] three = {3}>
+    { s = Shape<start = 2, end = 3>(q)  p = Shape<start = 2, end = 3>(cache)  t = Add(s, p)
+      low = Min(p, limit)  high = Min(t, limit)  rows = Slice(table, low, high, two)
+      mask = Slice(rows, zero, high, three)
+      k = Concat<axis = 2>(cache, q)  k_t = Transpose<perm = [0, 1, 3, 2]>(k)  scores = MatMul(q, k_t)
+      y = Add(scores, mask)  z = Neg(other) }""")
+    seq, past = samples.symbols["seq"], samples.symbols["past"]
+    assert len(set(seq)) == 2 and len(set(past)) == 2
+    total = tuple(a + b for a, b in zip(seq, past, strict=True))
+    assert max(total) <= 64
+    assert sizes(program, "y")[2:] == sizes(program, "mask")[2:] == (seq, total)
+
+
+def test_two_caches_with_names_of_their_own_are_of_one_length() -> None:
+    program, samples = walked("""g (float[b, 2, s, 4] x, float[b1, 2, p1, 4] keys, float[b2, 2, p2, 4] values)
+    => (float[b, 2, s, 4] y)
+    { k = Concat<axis = 2>(keys, x)  v = Concat<axis = 2>(values, x)  k_t = Transpose<perm = [0, 1, 3, 2]>(k)
+      a = MatMul(x, k_t)  y = MatMul(a, v) }""")
+    assert samples.symbols["p1"] == samples.symbols["p2"] != samples.symbols["s"]
+    assert samples.symbols["b"] == samples.symbols["b1"] == samples.symbols["b2"]
+    assert sizes(program, "k") == sizes(program, "v")

@@ -39,7 +39,7 @@ class Later(Generic[T]):
         vars(work)[self.name] = value
 
 
-@dataclass
+@dataclass(repr=False)
 class Compilation:
     """One model on its way through the passes."""
 
@@ -55,6 +55,10 @@ class Compilation:
     problem = Later[Problem]()
     plan = Later[Plan]()
     local = Later[LocalProgram]()
+
+    def __repr__(self) -> str:
+        done = [name for name in ("samples", "analysis", "problem", "plan", "local") if name in vars(self)]
+        return f"Compilation({self.source.file!r}, tp={self.request.tp}, has {', '.join(done) or 'nothing yet'})"
 
 
 class Pass(Protocol):

@@ -204,7 +204,9 @@ def _through(source: SourceModel, request: Request, passes: tuple[Any, ...], pro
 
 
 def _default_target(model: Any, tp: int) -> Path:
-    return Path(model).with_suffix(f".tp{tp}") if isinstance(model, str | Path) else Path(f"model.tp{tp}")
+    """MODEL.tpN beside the model's file; in this folder for what has no file name."""
+    path = Path(model) if isinstance(model, str | Path) else Path("model")
+    return path.parent / f"{path.stem or 'model'}.tp{tp}"
 
 
 def _keep_source(source: SourceModel, target: Path) -> None:

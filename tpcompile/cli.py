@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +18,7 @@ from tpcompile.errors import TpcompileError
 COMMANDS = ("plan", "verify", "run", "doctor")
 INTERRUPTED = 130
 OUR_FAULT = 1
+RUN_PACKAGES = ("onnxruntime", "mpi4py")
 
 
 class Parser(argparse.ArgumentParser):
@@ -33,6 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     words = list(sys.argv[1:] if argv is None else argv)
     command = words[0] if words and words[0] in COMMANDS else "compile"
+    before = _end_as_if_interrupted()
     try:
         arguments = _parser(command).parse_args(words[1:] if command != "compile" else words)
         return _run(command, arguments)
@@ -46,14 +50,31 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(ending.code or 0)
     except BrokenPipeError:
         return 0
-    except Exception:  # the last resort: say that it is ours, and what helps us
-        traceback.print_exc()
+    except Exception as error:
+        if isinstance(error, ModuleNotFoundError) and error.name in RUN_PACKAGES:
+            print(f"TP603 {error.name}: it is not installed. Run `pip install 'tpcompile[run]'`", file=sys.stderr)
+            return 2
+        traceback.print_exc()  # the last resort: say that it is ours, and what helps us
         print(
             f"TP999 this is a fault of tpcompile {__version__}. Please report the lines above, with the command and, "
             "if you can, the model",
             file=sys.stderr,
         )
         return OUR_FAULT
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler or signal.SIG_DFL)
+
+
+def _end_as_if_interrupted() -> dict[signal.Signals, Any]:
+    """Let SIGTERM and SIGHUP end us as Ctrl-C does: nothing half-written, no rank stays. Returns the old handlers."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    return {kind: signal.signal(kind, interrupt) for kind in (signal.SIGTERM, signal.SIGHUP)}
 
 
 def _parser(command: str) -> argparse.ArgumentParser:

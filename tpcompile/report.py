@@ -79,9 +79,9 @@ def print_plan(work: Compilation) -> None:
     console.print()
     left = [group for group in plan.groups if not group.axes and group.stored_bytes]
     if left:
-        table = _table("left whole", "size", "weights", "why")
+        table = _table("dimension left whole", "size", "why")
         for group in left[:SHOWN]:
-            table.add_row(_name(group, 28), str(group.size), bytes_text(group.stored_bytes), escape(group.reason))
+            table.add_row(_name(group, 32), str(group.size), escape(group.reason))
         console.print(table)
         if len(left) > SHOWN:
             console.print(f"… and {len(left) - SHOWN} smaller ones")
@@ -146,7 +146,7 @@ def _print_groups(console: Console, groups: Sequence[PlannedGroup]) -> None:
             if count
         ]
         table.add_row(
-            _name(group, console.width - 54),
+            _name(group, console.width - 64),
             str(group.size),
             _parts(group),
             bytes_text(group.saved_bytes),
@@ -161,20 +161,17 @@ def _name(group: PlannedGroup, width: int) -> str:
 
 
 def shortened(text: str, width: int) -> str:
-    """The text in `width` columns, its middle left out where it is longer: ends tell names apart."""
-    if len(text) <= width:
-        return text
-    kept = max(width - 1, 2)
-    return f"{text[: kept // 3]}…{text[len(text) - (kept - kept // 3) :]}"
+    """The text in `width` columns, without its beginning where it is longer: names differ at their end."""
+    return text if len(text) <= width else f"…{text[len(text) - max(width - 1, 1) :]}"
 
 
 def _parts(group: PlannedGroup) -> str:
-    """ "4 of 128", or the sizes where they differ: "4, 4, 3, 3"."""
+    """ "4 × 128", or the sizes where they differ: "4, 4, 3, 3"."""
     if len(set(group.blocks)) == 1:
-        return f"{group.degree} of {group.blocks[0]}"
+        return f"{group.degree} × {group.blocks[0]}"
     if len(group.blocks) <= 4 and group.blocks[0] < 100:
         return ", ".join(map(str, group.blocks))
-    return f"{group.degree} of {group.blocks[-1]} or {group.blocks[0]}"
+    return f"{group.degree} × {group.blocks[-1]} or {group.blocks[0]}"
 
 
 def _table(*columns: str) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -149,7 +150,8 @@ def test_a_bundle_with_other_numbers_is_no_output(
     source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     report = SimpleNamespace(ok=False, faults=(Fault("TP531", "output y", "is wrong", "Do this"),))
-    monkeypatch.setattr("tpcompile.verify.command.verify_bundle", lambda *_: report)
+    command = importlib.import_module("tpcompile.verify.command")
+    monkeypatch.setattr(command, "verify_bundle", lambda *_: report)
     assert main([str(source), "--tp", "2", "--verify"]) == 3
     assert capsys.readouterr() == ("", "TP531 output y: is wrong. Do this\n")
     assert sorted(path.name for path in source.parent.iterdir()) == ["m.onnx", "m.tp2.failed"]
@@ -217,3 +219,24 @@ def test_as_a_process_of_its_own(source: Path) -> None:
         "TP104 pin 'nothing=row': no weight has such a name (there are 8, such as 'bias0'). "
         "Correct the pattern, or leave the pin out\n"
     )
+
+
+def test_a_folder_as_model_is_refused_before_an_output_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([".", "--tp", "2"]) == 2
+    assert capsys.readouterr().err.startswith("TP204 ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_packages_for_running_that_are_missing_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    monkeypatch.delitem(sys.modules, "tpcompile.run.doctor", raising=False)
+    for name in [name for name in sys.modules if name.startswith("tpcompile.run.mpi")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert main(["doctor"]) == 2
+    said = capsys.readouterr().out
+    assert "MISSING  onnxruntime providers" in said and "pip install 'tpcompile[run]'" in said

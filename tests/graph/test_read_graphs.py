@@ -10,6 +10,7 @@ from tests.graph.models import HEADER, PLAIN, model
 from tpcompile.errors import Refused
 from tpcompile.graph.from_onnx import to_program
 from tpcompile.graph.read import checked
+from tpcompile.targets.collectives import make_collective
 
 AGAIN = "Export or save the model again, and check it with onnx.checker"
 NUMBERS = "Numbers and bool can be compiled: cut off that part of the model (onnx.utils.extract_model) or cast it"
@@ -75,6 +76,15 @@ def test_training_outputs_and_sparse_weights_all_at_once() -> None:
         "TP210 m.onnx: stores 1 weights as sparse tensors (first: s). "
         "Save them as dense tensors (numpy, then onnx.numpy_helper.from_array)",
     ]
+
+
+def test_a_ranks_own_file_is_no_source() -> None:
+    proto = plain()
+    proto.graph.node.append(make_collective("all_reduce", "y", "z", nb_rank=2, reduce_op="sum", name="c"))
+    assert refusal(proto) == (
+        "TP222 m.onnx: holds DistCollective nodes: it is one rank's part of a model that was compiled already. "
+        "Give the model that it was compiled from"
+    )
 
 
 def test_element_types() -> None:

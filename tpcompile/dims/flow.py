@@ -59,11 +59,7 @@ class PartialFlow:
     def alone(self, value: Value) -> bool:
         """Whether one operand reads the value: else its sum is needed more than once."""
         readers = [node for node, _ in value.consumers if node in self.analysis.relations]
-        return (
-            len(readers) == 1
-            and value not in self.doors
-            and not value.captors
-        )
+        return len(readers) == 1 and value not in self.doors and not value.captors
 
     def partial(self, value: Value) -> SubAxisSet:
         """The sub-axes over which the value is a pending sum."""

@@ -123,9 +123,9 @@ def _why_whole(analysis: Analysis, problem: Problem, axes: list[Dim], stuck: set
         return "scalars"
     free = [leaf for leaf in sized if leaf not in stuck and leaf in problem.group_of]
     if free:
-        return "cutting it costs more than it saves"
+        return "not cut in this plan"
     for leaf in sized:
         for node in nodes:
             if leaf in analysis.blocked[node]:
-                return f"{node.op}: {analysis.blocked[node][leaf]}"
+                return analysis.blocked[node][leaf]
     return "it stands in no dimension that can be cut"

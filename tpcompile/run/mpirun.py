@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
 import shutil
@@ -11,7 +12,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -19,6 +20,7 @@ from tpcompile.errors import Fault, refuse
 from tpcompile.run.mpi import cores, place
 from tpcompile.run.watchdog import BOARD, memory_folder, open_board, write_board
 
+PR_SET_PDEATHSIG = 1
 ROOT_SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -75,6 +77,7 @@ class Ranks:
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            preexec_fn=_die_with_parent() if threading.current_thread() is threading.main_thread() else None,
         )
         assert self.mpirun.stderr is not None
         self.messages = Messages(self.mpirun.stderr, aloud=aloud)
@@ -94,6 +97,15 @@ class Ranks:
         if not self.places and os.path.exists(self._board):
             self.places = [place(int(step), int(joined)) for step, joined in open_board(self._board)]
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _die_with_parent() -> Callable[[], None]:
+    """What mpirun does first: ask to be killed when we are, however that happens; its ranks die with it.
+
+    The kernel means the thread that started it, so this is for the main thread alone.
+    """
+    prctl = ctypes.CDLL(None).prctl
+    return lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def run_folder() -> str:

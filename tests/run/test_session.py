@@ -248,3 +248,14 @@ def test_a_cache_of_unknown_size_is_asked_for(decoder: tuple[Path, onnx.ModelPro
     assert str(caught.value) == (
         "TP623 input past_k: ['batch', 4, 'past', 'size']: the size of size is not known. Give past_k with the inputs"
     )
+
+
+def test_lists_are_inputs_as_arrays_are(tmp_path: Path) -> None:
+    bundle, whole = handmade.mlp(tmp_path / "b", 2)
+    x = np.linspace(-1, 1, 24, dtype=np.float32).reshape(2, 12)
+    with InferenceSession(bundle) as session:
+        with pytest.raises(Refused) as refused:
+            session.run(None, {"x": x.tolist()})
+        assert "TP621 input x" in str(refused.value) and "float64" in str(refused.value)
+        found = session.run(["y"], {"x": x})[0]
+        np.testing.assert_allclose(found, handmade.run_whole(whole, {"x": x})["y"], rtol=1e-5, atol=1e-5)

@@ -20,6 +20,12 @@ FILE_NAME = "bundle.json"
 FORMAT = 1
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 STATE_KINDS = ("append", "in_place")
+DTYPES = (
+    *("float32", "float64", "float16", "bfloat16", "bool"),
+    *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "int4", "uint4", "int2", "uint2"),
+    *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn"),
+)
+"""Names that numpy and ml_dtypes give the types of inputs and outputs."""
 REBUILD = "Compile the model again"
 
 
@@ -255,10 +261,10 @@ def _rank(item: Checked) -> RankEntry:
 def _io(item: Checked) -> IOEntry:
     place = item.child("placement") if item.get("placement") is not None else None
     if place is None:
-        return IOEntry(item.text("dtype"), item.shape("shape"))
+        return IOEntry(item.choice("dtype", DTYPES), item.shape("shape"))
     place.choice("kind", ("shard",))
     cut = Placement(place.integer("axis", low=0), place.ranges("ranges"))
-    return IOEntry(item.text("dtype"), item.shape("shape"), cut)
+    return IOEntry(item.choice("dtype", DTYPES), item.shape("shape"), cut)
 
 
 def _state(item: Checked) -> StatePair:

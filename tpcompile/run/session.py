@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
+
+import numpy as np
 
 from tpcompile.bundle.manifest import IOEntry, Manifest
 from tpcompile.run.rank import load
@@ -91,7 +93,7 @@ class InferenceSession:
             RankFailed: a rank failed.
         """
         wanted = list(self.manifest.outputs) if output_names is None else list(output_names)
-        found = self._runner.run(wanted, feeds)
+        found = self._runner.run(wanted, _arrays(feeds))
         return [found[name] for name in wanted]
 
     def decode(self, feeds: Mapping[str, Array], steps: int) -> dict[str, Array]:
@@ -103,7 +105,7 @@ class InferenceSession:
         Raises:
             Refused: TP622 the bundle has no roles tokens and logits; TP623 a cache that cannot start empty.
         """
-        return self._runner.decode(feeds, steps)
+        return self._runner.decode(_arrays(feeds), steps)
 
     def close(self) -> None:
         """End the ranks that this session started; the session cannot be used any more."""
@@ -124,3 +126,8 @@ def _is_for_one(bundle: Path) -> bool:
 
 def _node_arg(name: str, entry: IOEntry) -> NodeArg:
     return NodeArg(name, f"tensor({ORT_SPELLING.get(entry.dtype, entry.dtype)})", list(entry.shape))
+
+
+def _arrays(feeds: Mapping[str, Any]) -> dict[str, Array]:
+    """Inputs as arrays: lists of numbers are taken as numpy takes them."""
+    return {name: np.asarray(value) for name, value in feeds.items()}

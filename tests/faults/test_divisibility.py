@@ -107,6 +107,12 @@ def test_b10_fewer_key_heads_than_ranks(tp: int, tmp_path: Path) -> None:
     Ranks(model(attention(8, 2, 4, 12)), tp, tmp_path, objective="balanced")
 
 
+@pytest.mark.parametrize("tp", [3, 6, 8])
+def test_b10_query_heads_that_share_a_key_head_pass_verification(tp: int, tmp_path: Path) -> None:
+    """One query head of each group on a rank: the layout checker took the repeated keys for plain ones."""
+    Ranks(model(attention(8, 4 if tp == 6 else 2, 4, 12)), tp, tmp_path, objective="balanced", verify=True)
+
+
 def test_b10_key_heads_are_copied_never_halved(tmp_path: Path) -> None:
     ranks = Ranks(model(attention(8, 2, 4, 12)), 4, tmp_path, **HEADS)
     assert ranks.shapes("w_q") == [(12, 8)] * 4

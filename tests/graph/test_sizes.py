@@ -59,3 +59,25 @@ def test_two_caches_with_names_of_their_own_are_of_one_length() -> None:
     assert samples.symbols["p1"] == samples.symbols["p2"] != samples.symbols["s"]
     assert samples.symbols["b"] == samples.symbols["b1"] == samples.symbols["b2"]
     assert sizes(program, "k") == sizes(program, "v")
+
+
+def test_a_mask_covers_past_and_new_tokens() -> None:
+    """OPT counts positions by the mask and drops those of the past: what is left is as long as the tokens."""
+    program, samples = walked("""g (float[batch, seq, 4] x, int64[batch, total] mask, float[batch, 2, past, 4] cache)
+    => (float[batch, seq, 4] y)
+    <int64[1] one = {1}, int64 axis = {1}, int64[1] end = {9223372036854775807}>
+    { counted = CumSum(mask, axis)  p = Shape<start = 2, end = 3>(cache)  new = Slice(counted, p, end, one)
+      positions = Cast<to = 1>(new)  two = Constant<value = int64[1] {2}>()  column = Unsqueeze(positions, two)
+      y = Add(x, column) }""")
+    seq, past, total = (samples.symbols[name] for name in ("seq", "past", "total"))
+    assert len(set(seq)) == len(set(past)) == 2
+    assert total == tuple(a + b for a, b in zip(seq, past, strict=True))
+    assert sizes(program, "new") == (samples.symbols["batch"], seq)
+
+
+def test_a_reshape_with_an_open_size_tells_which_batches_are_one() -> None:
+    """Keys of an encoder, viewed as the decoder's batch: nothing else says that both are of one size."""
+    _, samples = walked("""g (int64[b, length] ids, float[b1, 10, 6] states) => (float[b, n, 2, 3] y)
+    <int64[1] open = {-1}, int64[2] heads = {2, 3}>
+    { s = Shape<start = 0, end = 1>(ids)  target = Concat<axis = 0>(s, open, heads)  y = Reshape(states, target) }""")
+    assert samples.symbols["b"] == samples.symbols["b1"]

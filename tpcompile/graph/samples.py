@@ -44,6 +44,9 @@ class Samples:
         """Whether the walk met sizes that contradict each other, perhaps for the numbers' sake."""
         self._moved: set[str] = set()
         """Symbols that were taken for another size: for a computed one no more than once."""
+        self.masks: list[tuple[str, str]] = []
+        """Symbols that are the length of a mask and nothing else, each with that of the batch beside it."""
+        self._trials = self._try_sums()
         self._count: int | None = None
         """How many different sizes symbols had when numbers were last chosen anew."""
 
@@ -73,7 +76,7 @@ class Samples:
         past its end, and no symbol is 64 for that. `settle` says whether to ask again.
         """
         numbers = len(set(a)) == 1, len(set(b)) == 1
-        clipped = any(x == y for x, y in zip(a, b, strict=True))
+        clipped = not any(numbers) and any(x == y for x, y in zip(a, b, strict=True))
         if all(numbers):
             return False
         if any(numbers) or clipped:
@@ -104,19 +107,30 @@ class Samples:
     def settle(self) -> bool:
         """Whether a walk over the graph left doubts, so that another must follow.
 
-        The numbers are chosen anew first, as small as can be, as long as symbols turn out to be one; only then symbols
-        are taken for numbers.
+        The numbers are chosen anew first, as small as can be, as long as symbols turn out to be one; then lengths of
+        masks are taken for sums of others; and only then symbols for numbers.
         """
         if not self.doubts:
             return False
         self.doubts = False
         count = len(set(self.symbols.values()))
-        if self._count is not None and count >= self._count:
-            self._settled = True
-        else:
+        if self._count is None or count < self._count:
             self._count = count
             self._shrink()
+        else:
+            self._settled = next(self._trials, True)
         return True
+
+    def _try_sums(self) -> Iterator[bool]:
+        """Take each length of a mask for the sum of two other lengths, one after the other."""
+        for name, batch in ((name, batch) for name, batch in self.masks if name in self.symbols):
+            old = self.symbols[name]
+            apart = {old, self.symbols.get(batch), *(sizes for sizes in self.symbols.values() if len(set(sizes)) == 1)}
+            known = dict.fromkeys(sizes for key, sizes in self.symbols.items() if sizes not in apart and key[0] != "#")
+            for a, b in itertools.combinations(known, 2):
+                self.symbols[name] = tuple(x + y for x, y in zip(a, b, strict=True))
+                yield False
+            self.symbols[name] = old
 
     def image(self, name: str) -> None:
         """Give a symbol that is the height or width of an image a size that survives being divided."""
@@ -133,6 +147,7 @@ class Samples:
         self.symbols = {name: self.symbols[name] for name in self.symbols if self.symbols[name] not in merged}
         self._used = {size for sizes in self.symbols.values() for size in sizes}
         self._found.clear()
+        self._moved.clear()
         for names in merged.values():
             self.symbols |= dict.fromkeys(names, self._choose())
 

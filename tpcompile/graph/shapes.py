@@ -10,6 +10,7 @@ Leaves in every `Value`: `dtype`, `sizes` (None where even the rank is unknown) 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +61,11 @@ def infer_shapes(
         if len(value.shape or ()) >= 4 and all(isinstance(size, str) for size in (value.shape or ())[-2:]):
             for size in (value.shape or ())[2:]:
                 samples.image(str(size))
+    spelled = Counter(size for value in program.inputs for size in value.shape or ())
+    for value in program.inputs:
+        batch, length = value.shape if value.shape is not None and len(value.shape) == 2 else (None, None)
+        if isinstance(batch, str) and isinstance(length, str) and spelled[length] == 1:
+            samples.masks.append((length, batch))
     walk = _Walk(program, samples, symbolic)
     while not walk.run():
         pass
@@ -281,16 +287,27 @@ class _Walk:
 
     def reshape(self, node: Node) -> None:
         """A Reshape whose sides differ in elements tells what an axis must be: an exporter baked its size in."""
-        x, y = node.inputs[0], node.outputs[0]
-        if x is None or y is None or not x.sizes or not y.sizes:
+        x, y, target = node.inputs[0], node.outputs[0], node.inputs[1]
+        if x is None or y is None or target is None or not x.sizes or target.known is None:
             return
-        left, right = ([math.prod(column) for column in zip(*shape, strict=True)] for shape in (x.sizes, y.sizes))
-        if left == right or not all(left):
+        given = list(zip(*(array.tolist() for array in target.known), strict=True))
+        open_size = (-1,) * SAMPLES in given
+        sides = (x.sizes, [size for size in given if size[0] != -1] if open_size else y.sizes or ())
+        left, right = ([math.prod(size[k] for size in shape) for k in range(SAMPLES)] for shape in sides)
+        if left == right or not all(left) or not all(right):
             return
-        for size in dict.fromkeys(x.sizes):
+        free = [
+            [size for size in a if len(set(size)) > 1 and size not in b]
+            for a, b in ((x.sizes, given), (given, x.sizes))
+        ]
+        if open_size:
+            if any(p % q for p, q in zip(left, right, strict=True)) and len(free[0]) == len(free[1]) == 1:
+                self.one(free[0][0], free[1][0])
+            return
+        for size in dict.fromkeys(free[0]):
             exact = all(size[k] * right[k] % left[k] == 0 for k in range(SAMPLES))
             must = tuple(size[k] * right[k] // left[k] for k in range(SAMPLES))
-            if len(set(size)) > 1 and exact and (len(set(must)) == 1 or must in self.samples.symbols.values()):
+            if exact and (len(set(must)) == 1 or must in self.samples.symbols.values()):
                 self.one(size, must)
 
     def infer(self, node: Node, sample: int) -> list[tuple[str, tuple[int | None, ...] | None]]:

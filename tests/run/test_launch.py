@@ -132,7 +132,6 @@ def test_doctor_says_what_is_missing(
     broken = tmp_path / "mpirun"
     broken.write_text("#!/bin/sh\nif [ \"$1\" = --version ]; then echo 'mpirun 0'; else echo sorry >&2; exit 9; fi\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(doctor, "mpirun", lambda: str(broken))
     monkeypatch.setattr(mpirun, "mpirun", lambda: str(broken))
     assert doctor.doctor_command(argparse.Namespace()) == 2
     said = capsys.readouterr().out.splitlines()

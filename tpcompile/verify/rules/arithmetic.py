@@ -90,8 +90,8 @@ def conv(site: Site) -> list[State]:
     x, w = site.lies(0), site.lies(1)
     for axis in x.axes[2:]:
         site.need_whole(axis, "a spatial axis")
-    if site.attribute("group", 1) != 1:
-        raise Undecided("a grouped Conv")
+    if site.attribute("group", 1) != 1 or (w.axes[1].whole and not x.axes[1].whole):
+        raise Undecided("a grouped Conv, perhaps of one group per rank")
     space = tuple(lattice.whole(size, site.tp) for size in site.shapes()[0][2:])
     result = product(site, x, w, (x.axes[1], w.axes[1]), (x.axes[0], w.axes[0], *space))
     if site.given(2):

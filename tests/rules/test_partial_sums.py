@@ -13,9 +13,12 @@ from tests.rules.sample import Sample
 from tests.rules.samples import SAMPLES
 from tpcompile.dims.cut import SubAxes
 
-FIRST = "Div Flatten Gather Identity Neg ReduceMean ReduceSum Reshape Slice Squeeze Transpose Unsqueeze"
+FIRST = (
+    "AveragePool DepthToSpace Div Flatten Gather GlobalAveragePool Identity Neg ReduceMean ReduceSum Reshape "
+    "ReverseSequence Slice SpaceToDepth Squeeze Transpose Unsqueeze"
+)
 PASSES = {op: {0} for op in FIRST.split()} | {"Mul": {0, 1}}
-"""Operands from which a pending sum passes by itself. Not Split, Expand, Tile: after them there is more to reduce."""
+"""Operands from which a pending sum passes by itself. Not Split, Expand, Tile, Resize: then there is more to reduce."""
 JOINT = {"Add", "Sub", "Sum"}
 """Operators that sums pass from all operands together; a stored operand joins in, on one rank only."""
 

@@ -1,10 +1,20 @@
 """Samples of every operator that has a rule, one file beside each file of `tpcompile/dims/rules`."""
 
 from tests.rules.sample import Sample
-from tests.rules.samples import attention, contractions, elementwise, joins, lookups, norms, reductions, reshapes
+from tests.rules.samples import (
+    attention,
+    contractions,
+    elementwise,
+    images,
+    joins,
+    lookups,
+    norms,
+    reductions,
+    reshapes,
+)
 
 SAMPLES: list[Sample] = [
     sample
-    for family in (attention, contractions, elementwise, joins, lookups, norms, reductions, reshapes)
+    for family in (attention, contractions, elementwise, images, joins, lookups, norms, reductions, reshapes)
     for sample in family.SAMPLES
 ]

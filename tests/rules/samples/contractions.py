@@ -139,4 +139,23 @@ SAMPLES = [
         free="x[1]",
         note="depthwise, three each",
     ),
+    Sample(
+        "ConvTranspose",
+        "(float[b, 6, 5, 4] x) => (float[] y) <float[6, 10, 3, 2] w, float[10] c> "
+        "{ y = ConvTranspose<strides = [2, 2], pads = [1, 0, 1, 0], output_padding = [1, 0]>(x, w, c) }",
+        free="w[1]",
+        sums="x[1]",
+    ),
+    Sample(
+        "ConvTranspose",
+        "(float[b, 8, 9] x) => (float[] y) <float[8, 3, 3] w, float[12] c> { y = ConvTranspose<group = 4>(x, w, c) }",
+        free="x[1].0",
+        note="grouped",
+    ),
+    Sample(
+        "ConvTranspose",
+        "(float[b, 6, 9] x) => (float[] y) <float[6, 1, 2] w> { y = ConvTranspose<group = 6>(x, w) }",
+        free="x[1]",
+        note="depthwise",
+    ),
 ]

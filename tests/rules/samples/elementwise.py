@@ -90,4 +90,9 @@ SAMPLES = [
         "(bool[b, 1, 10] c, float[b, 6, 10] x) => (float[] y) <float[6, 1] w> { y = Where(c, x, w) }",
         free="c[2] x[1]",
     ),
+    Sample(
+        "CastLike",
+        "(float[b, 6, 10] x, double[4] like) => (double[] y) { y = CastLike(x, like) }",
+        free="x[1] x[2] like[0]",
+    ),
 ]

@@ -128,4 +128,53 @@ SAMPLES = [
         note="fewer columns, adds",
         values={"i": (0, 6)},
     ),
+    Sample(
+        "TensorScatter",
+        """(float[4, 6, 9, 8] cache, float[4, 6, 2, 8] new, int64[4] at) => (float[] y)
+        { y = TensorScatter(cache, new, at) }""",
+        free="cache[0] cache[1] cache[3]",
+        values={"at": (0, 7)},
+        opset=24,
+    ),
+    Sample(
+        "TensorScatter",
+        """(float[b, 9, 12] cache, float[b, 3, 12] new, int64[b] at) => (float[] y)
+        { y = TensorScatter<axis = 1, mode = "circular">(cache, new, at) }""",
+        free="cache[2]",
+        values={"at": (0, 9)},
+        opset=24,
+        note="circular",
+    ),
+    Sample(
+        "OneHot",
+        "(int64[4, 6] i) => (float[] y) <int64 depth = {5}, float[2] off_on = {-1, 2}> "
+        "{ y = OneHot(i, depth, off_on) }",
+        free="i[0] i[1]",
+    ),
+    Sample(
+        "OneHot",
+        "(int64[4, 6] i) => (float[] y) <int64[1] depth = {5}, float[2] off_on = {0, 1}> "
+        "{ y = OneHot<axis = 1>(i, depth, off_on) }",
+        free="i[0] i[1]",
+        note="axis inside",
+    ),
+    Sample(
+        "Compress",
+        "(float[b, 6, 10] x, bool[6] c) => (float[] y) { y = Compress<axis = 1>(x, c) }",
+        free="x[2]",
+    ),
+    Sample("Compress", "(float[4, 6] x, bool[6] c) => (float[] y) { y = Compress(x, c) }", note="of all"),
+    Sample(
+        "ReverseSequence",
+        "(float[9, 4, 6] x, int64[4] lengths) => (float[] y) { y = ReverseSequence(x, lengths) }",
+        free="x[1] x[2]",
+        values={"lengths": (1, 9)},
+    ),
+    Sample(
+        "ReverseSequence",
+        "(float[4, 9, 6] x, int64[4] n) => (float[] y) { y = ReverseSequence<batch_axis = 0, time_axis = 1>(x, n) }",
+        free="x[0] x[2]",
+        values={"n": (1, 9)},
+        note="batch first",
+    ),
 ]

@@ -72,13 +72,54 @@ SAMPLES = [
     ),
     Sample(
         "GroupNormalization",
-        "(float[4, 6, 10] x) => (float[] y) <float[6] w, float[6] c> "
-        "{ y = GroupNormalization<num_groups = 3>(x, w, c) }",
-        free="x[0]",
+        "(float[4, 12, 10] x) => (float[] y) <float[12] w, float[12] c> "
+        "{ y = GroupNormalization<num_groups = 6, epsilon = 0.01>(x, w, c) }",
+        free="x[0] x[1].0",
+    ),
+    Sample(
+        "GroupNormalization",
+        "(float[b, 12, 10, 5] x) => (float[] y) <float[4] w, float[4] c> "
+        "{ y = GroupNormalization<num_groups = 4>(x, w, c) }",
+        free="x[1].0",
+        opset=18,
+        note="scaled by group",
     ),
     Sample(
         "InstanceNormalization",
         "(float[4, 6, 10] x) => (float[] y) <float[6] w, float[6] c> { y = InstanceNormalization(x, w, c) }",
-        free="x[0]",
+        free="x[0] x[1]",
+    ),
+    Sample(
+        "InstanceNormalization",
+        """(float[b, 12, 5, 4] x) => (float[] y)
+        <float[4] w, float[4] c, int64[3] groups = {0, 4, -1}, int64[4] back = {-1, 12, 5, 4}, float[12, 1, 1] g>
+        { t = Reshape(x, groups) n = InstanceNormalization(t, w, c) r = Reshape(n, back) y = Mul(r, g) }""",
+        free="t[1]",
+        note="as a group normalisation is exported",
+    ),
+    Sample(
+        "MeanVarianceNormalization",
+        "(float[4, 6, 10, 5] x) => (float[] y) { y = MeanVarianceNormalization(x) }",
+        free="x[1]",
+    ),
+    Sample(
+        "MeanVarianceNormalization",
+        "(float[4, 6, 10, 5] x) => (float[] y) { y = MeanVarianceNormalization<axes = [-1, 1]>(x) }",
+        free="x[0] x[2]",
+        note="axes",
+    ),
+    Sample("DFT", "(float[4, 6, 9, 1] x) => (float[] y) { y = DFT(x) }", free="x[0] x[1]"),
+    Sample(
+        "DFT",
+        "(float[4, 6, 9, 2] x) => (float[] y) <int64 axis = {1}> { y = DFT(x, , axis) }",
+        free="x[0] x[2]",
+        note="axis given",
+    ),
+    Sample(
+        "DFT",
+        "(float[4, 6, 9, 1] x) => (float[] y) { y = DFT<axis = 2, onesided = 1>(x) }",
+        free="x[0] x[1]",
+        opset=17,
+        note="attribute",
     ),
 ]

@@ -2,7 +2,7 @@
 
 from tests.rules.sample import Sample
 
-_WHOLE = "ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare"
+_WHOLE = "ReduceMax ReduceMin ReduceProd ReduceL2 ReduceLogSum ReduceLogSumExp"
 
 SAMPLES = [
     *(
@@ -13,6 +13,22 @@ SAMPLES = [
             values={"x": (0.5, 2)} if op == "ReduceLogSum" else {},
         )
         for op in _WHOLE.split()
+    ),
+    *(
+        Sample(
+            op,
+            f"(float[b, 6, 10] x) => (float[] y) <int64[1] axes = {{-1}}> {{ y = {op}(x, axes) }}",
+            free="x[1]",
+            sums="x[2]",
+        )
+        for op in ("ReduceL1", "ReduceSumSquare")
+    ),
+    Sample(
+        "ReduceSumSquare",
+        """(float[b, 6, 10] x) => (float[] y) <float[10, 14] w, int64[2] axes = {1, 2}>
+        { t = MatMul(x, w) y = ReduceSumSquare<keepdims = 0>(t, axes) }""",
+        sums="t[1] t[2]",
+        note="of a sum",
     ),
     Sample(
         "ReduceMax",

@@ -1,5 +1,15 @@
 """The rules, one file per family of operators. Importing this package fills the table in `tpcompile.dims.registry`."""
 
-from tpcompile.dims.rules import attention, contractions, elementwise, joins, lookups, norms, reductions, reshapes
+from tpcompile.dims.rules import (
+    attention,
+    contractions,
+    elementwise,
+    images,
+    joins,
+    lookups,
+    norms,
+    reductions,
+    reshapes,
+)
 
-__all__ = ["attention", "contractions", "elementwise", "joins", "lookups", "norms", "reductions", "reshapes"]
+__all__ = ["attention", "contractions", "elementwise", "images", "joins", "lookups", "norms", "reductions", "reshapes"]

@@ -56,30 +56,60 @@ def einsum(op: Relation) -> None:
             op.sums(dim)
 
 
+NEIGHBOURS = "a convolution needs its neighbours"
+WITHIN_GROUP = "channels within a group of a convolution"
+
+
 @rule("Conv")
 def conv(op: Relation) -> None:
     """Channels out are columns, channels in are rows; grouped: the groups are cut. Space needs whole."""
     x, w, y = op.input(0), op.input(1), op.output()
     for dim in (*x[2:], *y[2:], *w[2:]):
-        op.whole(dim, "a convolution needs its neighbours")
+        op.whole(dim, NEIGHBOURS)
     op.pair(x[0], y[0])
     op.pair(w[0], y[1])
-    groups = op.node.attribute("group", 1)
-    if groups == 1:
+    if op.node.attribute("group", 1) == 1:
         op.pair(x[1], w[1])
         op.sums(w[1])
         op.once = frozenset((2,)) if op.has(2) else frozenset()
     else:
-        group = Dim((groups,) * len(x[1].sizes))
-        inner, outer = (Dim(tuple(size // groups for size in dim.sizes)) for dim in (x[1], y[1]))
-        op.pair(x[1], op.product(group, inner))
-        op.pair(y[1], op.product(group, outer))
-        op.whole(inner, "channels within a group of a convolution")
-        op.whole(w[1], "channels within a group of a convolution")
-        op.whole(outer, "channels within a group of a convolution")
-        op.local_attribute("group", lambda cut, rank: cut.local_size(group, rank), group)
+        in_groups(op, "group", x[1], y[1], why=WITHIN_GROUP)
+        op.whole(w[1], WITHIN_GROUP)
     if op.has(2):
         op.pair(op.input(2)[0], y[1])
+
+
+@rule("ConvTranspose")
+def conv_transpose(op: Relation) -> None:
+    """As Conv, with the weight the other way round: channels in come first, channels out second."""
+    x, w, y = op.input(0), op.input(1), op.output()
+    for dim in (*x[2:], *y[2:], *w[2:]):
+        op.whole(dim, NEIGHBOURS)
+    op.pair(x[0], y[0])
+    op.pair(x[1], w[0])
+    if op.node.attribute("group", 1) == 1:
+        op.pair(w[1], y[1])
+        op.sums(w[0])
+        op.once = frozenset((2,)) if op.has(2) else frozenset()
+    else:
+        in_groups(op, "group", x[1], y[1], why=WITHIN_GROUP)
+        op.whole(w[1], WITHIN_GROUP)
+    if op.has(2):
+        op.pair(op.input(2)[0], y[1])
+
+
+def in_groups(op: Relation, attribute: str, *channels: Dim, why: str) -> Dim:
+    """Channels are groups × the rest, of which only the groups are free; returns the dim of the groups."""
+    count = op.node.attribute(attribute, 1)
+    groups = Dim((count,) * len(channels[0].sizes))
+    for dim in channels:
+        if any(size % count for size in dim.sizes):
+            raise NotCovered(f"{count} groups do not divide {dim.sizes[0]}")
+        rest = Dim(tuple(size // count for size in dim.sizes))
+        op.pair(dim, op.product(groups, rest))
+        op.whole(rest, why)
+    op.local_attribute(attribute, local_count(groups), groups)
+    return groups
 
 
 def heads_of(flat: Dim, count: int, op: Relation) -> tuple[Dim, Dim]:

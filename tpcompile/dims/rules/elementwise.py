@@ -32,6 +32,14 @@ def cast(op: Relation) -> None:
         op.passes_partials(0)
 
 
+@rule("CastLike")
+def cast_like(op: Relation) -> None:
+    """The second operand gives its type only."""
+    op.same(0)
+    for dim in op.input(1):
+        op.fresh(dim)
+
+
 @rule("Clip")
 def clip(op: Relation) -> None:
     """The bounds are scalars."""

@@ -130,3 +130,52 @@ def scatter_elements(op: Relation) -> None:
         else:
             op.whole(dim, "elements written by index")
             op.whole(index, "elements written by index")
+
+
+@rule("TensorScatter")
+def tensor_scatter(op: Relation) -> None:
+    """A cache written along one axis, at the place each sequence is at; the other axes line up."""
+    x, updates, y = op.input(0), op.input(1), op.output()
+    axis = op.axis("axis", len(x), -2)
+    for k, (dim, update, out) in enumerate(zip(x, updates, y, strict=True)):
+        op.pair(dim, out)
+        if k == axis:
+            op.whole(dim, "elements written by index")
+            op.whole(update, "elements written by index")
+        else:
+            op.pair(update, out)
+    if op.has(2):
+        op.pair(op.input(2)[0], x[0])
+
+
+@rule("OneHot")
+def one_hot(op: Relation) -> None:
+    """The axes of the indices, and a new one that needs whole."""
+    ids, y = op.input(0), op.output()
+    axis = op.axis("axis", len(y), -1)
+    op.whole(y[axis], "each index picks its place in it")
+    for dim, out in zip(ids, (out for k, out in enumerate(y) if k != axis), strict=True):
+        op.pair(dim, out)
+
+
+@rule("Compress")
+def compress(op: Relation) -> None:
+    """The axis that is picked from needs whole; without one everything does."""
+    if op.node.attribute("axis") is None:
+        raise NotCovered("it picks from the flattened tensor")
+    x, y = op.input(0), op.output()
+    axis = op.axis("axis", len(x))
+    for k, (dim, out) in enumerate(zip(x, y, strict=True)):
+        if k == axis:
+            for whole in (dim, out, *op.input(1)):
+                op.whole(whole, "elements picked by a mask")
+        else:
+            op.pair(dim, out)
+
+
+@rule("ReverseSequence", linear=(0,))
+def reverse_sequence(op: Relation) -> None:
+    """Each sequence is turned by itself: its length needs whole."""
+    op.same(0)
+    op.whole(op.input(0)[op.node.attribute("time_axis", 0)], "a sequence is turned")
+    op.pair(op.input(1)[0], op.input(0)[op.node.attribute("batch_axis", 1)])

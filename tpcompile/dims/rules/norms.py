@@ -1,8 +1,8 @@
-"""Operators that need an axis whole: softmax, normalisations, running sums, sorting."""
+"""Operators that need an axis whole: softmax, normalisations, running sums, sorting, transforms."""
 
-from tpcompile.dims.dim import Dim
 from tpcompile.dims.registry import rule
 from tpcompile.dims.relation import NotCovered, Relation
+from tpcompile.dims.rules.contractions import in_groups
 
 
 def except_axes(op: Relation, axes: set[int], why: str, output: int = 0) -> None:
@@ -78,11 +78,48 @@ def argmax(op: Relation) -> None:
         op.pair(dim, out)
 
 
-@rule("GroupNormalization InstanceNormalization")
+@rule("GroupNormalization")
 def group_norm(op: Relation) -> None:
-    """Only the batch lines up."""
+    """Groups of channels are normalised by themselves; scale and bias are per channel, before opset 21 per group."""
+    why = "GroupNormalization normalises over it"
     x, y = op.input(0), op.output()
     op.pair(x[0], y[0])
-    rest: list[Dim] = [*x[1:], *y[1:]]
-    for dim in rest:
-        op.whole(dim, f"{op.node.op} normalises over it")
+    op.pair(x[1], y[1])
+    for dim in (*x[2:], *y[2:]):
+        op.whole(dim, why)
+    groups = in_groups(op, "num_groups", x[1], why=why)
+    for k in (1, 2):
+        op.pair(op.input(k)[0], groups if op.node.version < 21 else x[1])
+
+
+@rule("InstanceNormalization")
+def instance_norm(op: Relation) -> None:
+    """Each channel is normalised by itself."""
+    x, y = op.input(0), op.output()
+    op.pair(x[0], y[0])
+    op.pair(x[1], y[1])
+    for dim in (*x[2:], *y[2:]):
+        op.whole(dim, "InstanceNormalization normalises over it")
+    for k in (1, 2):
+        op.pair(op.input(k)[0], x[1])
+
+
+@rule("MeanVarianceNormalization")
+def mean_variance_norm(op: Relation) -> None:
+    """The axes it is given need whole."""
+    x = op.input(0)
+    axes = {axis % len(x) for axis in op.node.attribute("axes", [0, 2, 3])}
+    except_axes(op, axes, "MeanVarianceNormalization normalises over it")
+
+
+@rule("DFT")
+def fourier(op: Relation) -> None:
+    """The transformed axis needs whole, as do the real and imaginary parts at the end."""
+    rank = len(op.input(0))
+    known = op.known(2)
+    if op.has(2) and known is None:
+        raise NotCovered("its axis is computed")
+    axis = int(known[0].reshape(-1)[0]) if known is not None else op.node.attribute("axis", 1)
+    if known is None and op.node.version >= 20:
+        axis = -2
+    except_axes(op, {axis % rank, rank - 1}, "a Fourier transform")

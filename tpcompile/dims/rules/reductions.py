@@ -12,7 +12,14 @@ def reduce_sum(op: Relation) -> None:
         op.sums(dim, mean=op.node.op == "ReduceMean")
 
 
-@rule("ReduceMax ReduceMin ReduceProd ReduceL1 ReduceL2 ReduceLogSum ReduceLogSumExp ReduceSumSquare")
+@rule("ReduceL1 ReduceSumSquare")
+def reduce_sizes(op: Relation) -> None:
+    """A sum over a cut axis as well, but of a nonlinear function: partial sums are reduced before it."""
+    for dim in _kept(op):
+        op.sums(dim)
+
+
+@rule("ReduceMax ReduceMin ReduceProd ReduceL2 ReduceLogSum ReduceLogSumExp")
 def reduce_whole(op: Relation) -> None:
     """Other reductions need the axis whole."""
     for dim in _kept(op):

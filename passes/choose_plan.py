@@ -85,8 +85,10 @@ def nominal_sizes(work: Compilation, usual: Mapping[str, int] | None = None) -> 
             f"Use {', '.join(list(dict.fromkeys([*NOMINAL, *sorted(known)]))[:8])}",
         )
     usual = NOMINAL if usual is None else usual
+    firsts = {value.shape[0] for value in program.inputs if value.shape}
     values = {}
     for symbol in known:
         name = meaning.get(symbol, symbol)
-        values[symbol] = given.get(symbol, given.get(name, usual.get(name, 1)))
+        other = 1 if symbol in firsts else usual["seq"]  # a length of its own: what a decoder reads, an image's width
+        values[symbol] = given.get(symbol, given.get(name, usual.get(name, other)))
     return lambda sizes: samples.at(sizes, values)

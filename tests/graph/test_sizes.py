@@ -81,3 +81,14 @@ def test_a_reshape_with_an_open_size_tells_which_batches_are_one() -> None:
     <int64[1] open = {-1}, int64[2] heads = {2, 3}>
     { s = Shape<start = 0, end = 1>(ids)  target = Concat<axis = 0>(s, open, heads)  y = Reshape(states, target) }""")
     assert samples.symbols["b"] == samples.symbols["b1"]
+
+
+def test_positions_counted_by_nonzero_are_known() -> None:
+    """torch's tracer spells positions as the places of ones."""
+    program, samples = walked("""g (float[batch, seq, 4] x) => (float[seq, 4] y)
+    { s = Shape<start = 1, end = 2>(x)  ones = ConstantOfShape<value = int64[1] {1}>(s)  places = NonZero(ones)
+      n = Shape<start = 1, end = 2>(places)  four = Constant<value = int64[1] {4}>()  d = Concat<axis = 0>(n, four)
+      y = ConstantOfShape(d) }""")
+    seq = samples.symbols["seq"]
+    assert sizes(program, "places") == ((1, 1), seq)
+    assert sizes(program, "y") == (seq, (4, 4))

@@ -95,3 +95,12 @@ def test_a_square_of_a_pending_sum_is_reduced_before() -> None:
 def test_a_pending_sum_that_two_read_is_reduced_once() -> None:
     sample = Sample("Neg", "(float[b, 6] x) => (float[] y, float[] z) { y = Neg(x) z = Abs(x) }")
     assert reduced(run(sample, with_products(sample.model(), ["x"]), 2, {"x": (0,)})) == ["x"]
+
+
+def test_a_reader_of_shapes_does_not_need_the_sum() -> None:
+    """BART takes an element of the embeddings, to see how many there are: that is no second reader."""
+    graph = """(float[b, s, 6] x) => (float[] y) <float[6] w, int64 last = {-1}, int64[1] two = {2}>
+    { e = Gather<axis = 2>(x, last) d = Shape(e) o = ConstantOfShape<value = float[1] {1.5}>(d) c = Unsqueeze(o, two)
+      a = Add(x, w) y = Mul(a, c) }"""
+    sample = Sample("Add", graph)
+    assert reduced(run(sample, with_products(sample.model(), ["x"]), 2, {"x": (0,)})) == ["y"]

@@ -40,6 +40,7 @@ class PartialFlow:
         self.doors = frozenset(analysis.program.outputs)
         self._certain: dict[Value, SubAxisSet] = {}
         self._found: dict[Value, SubAxisSet] = {}
+        self._only_measured: dict[Node, bool] = {}
 
     def run(self) -> Flow:
         """Walk over all nodes in order."""
@@ -58,8 +59,21 @@ class PartialFlow:
 
     def alone(self, value: Value) -> bool:
         """Whether one operand reads the value: else its sum is needed more than once."""
-        readers = [node for node, _ in value.consumers if node in self.analysis.relations]
-        return len(readers) == 1 and value not in self.doors and not value.captors
+        return len(self._readers(value)) == 1 and value not in self.doors and not value.captors
+
+    def _readers(self, value: Value) -> list[Node]:
+        """The nodes that need the value's numbers, once for each operand."""
+        return [node for node, _ in value.consumers if node in self.analysis.relations and not self._measured(node)]
+
+    def _measured(self, node: Node) -> bool:
+        """Whether a linear node is there for the shape of its result only: a pending sum is as good as the sum then."""
+        if node not in self._only_measured:
+            self._only_measured[node] = bool(self.analysis.relations[node].linear) and not any(
+                output in self.doors or output.captors or self._readers(output)
+                for output in node.outputs
+                if output is not None
+            )
+        return self._only_measured[node]
 
     def partial(self, value: Value) -> SubAxisSet:
         """The sub-axes over which the value is a pending sum."""
@@ -109,7 +123,7 @@ class PartialFlow:
         """Whether the value's only reader adds another pending sum to it, so that one reduction serves both."""
         if not self.alone(value):
             return False
-        reader = next(node for node, _ in value.consumers if node in self.analysis.relations)
+        reader = self._readers(value)[0]
         relation = self.analysis.relations[reader]
         if not relation.joint:
             return False

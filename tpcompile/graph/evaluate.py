@@ -238,6 +238,7 @@ _OPERATORS: dict[str, Callable[..., Array | list[Array]]] = {
     "Mod": lambda node, a, b: np.fmod(a, b) if node.attribute("fmod", 0) else np.mod(a, b),
     "Mul": lambda node, a, b: a * b,
     "Neg": lambda node, x: -x,
+    "NonZero": lambda node, x: np.stack(np.nonzero(x)).astype(np.int64),
     "Not": lambda node, x: ~x,
     "Or": lambda node, a, b: a | b,
     "Pow": lambda node, a, b: np.power(a, b.astype(a.dtype)),

@@ -9,7 +9,7 @@ from typing import ClassVar
 from tpcompile.dims.analysis import analyze
 from tpcompile.errors import raise_all, refuse
 from tpcompile.graph.program import Value
-from tpcompile.graph.state import find_roles, find_state, is_cache_name
+from tpcompile.graph.state import find_roles, find_state, is_cache_name, is_projected
 from tpcompile.passes.compilation import Compilation
 
 
@@ -58,6 +58,7 @@ def _may_be_cut(value: Value) -> bool:
     """Caches that only come in (encoder keys and values) or only go out (a prefill graph's): by name, and rank."""
     return (
         is_cache_name(value.name)
+        and not is_projected(value)
         and len(value.sizes or ()) >= 3
         and (value.dtype or "").startswith(("float", "bfloat", "uint8", "int8"))
     )

@@ -92,3 +92,23 @@ def test_positions_counted_by_nonzero_are_known() -> None:
     seq = samples.symbols["seq"]
     assert sizes(program, "places") == ((1, 1), seq)
     assert sizes(program, "y") == (seq, (4, 4))
+
+
+def test_sound_is_long_enough_to_be_divided() -> None:
+    program, samples = walked("""g
+    (float[batch, samples] x, float[batch, 8, frames] y, float[1, 1, 10] k, float[4, 8, 3] m)
+    => (float[batch, 1, n] z, float[batch, 4, f] v)
+    <int64[1] one = {1}>
+    { a = Unsqueeze(x, one)  b = Conv<strides = [5]>(a, k)  z = Conv<strides = [64]>(b, k)
+      c = Conv<strides = [2]>(y, m)  v = Relu(c) }""")
+    assert min(samples.symbols["samples"]) >= 4096
+    assert min(samples.symbols["frames"]) >= 224
+    assert min(sizes(program, "z")[2]) > 1
+
+
+def test_samples_that_leave_nothing_tell_nothing() -> None:
+    """A length that is 0 for one sample and more for the other would line up with anything."""
+    program, _ = walked("""g (float[batch, length, 4] x) => (float[batch, n, 4] y)
+    { from = Constant<value = int64[1] {13}>()  to = Constant<value = int64[1] {1000}>()
+      axis = Constant<value = int64[1] {1}>()  y = Slice(x, from, to, axis) }""")
+    assert program.values["y"].sizes is None

@@ -127,3 +127,39 @@ def test_sessions_put_cut_outputs_together(tmp_path: Path) -> None:
         for a, b in zip(whole.run(names, feeds), shard.run(names, feeds), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
         assert np.array_equal(whole.decode(feeds, 3)["tokens"], shard.decode(feeds, 3)["tokens"])
+
+
+def test_pixel_values_are_no_cache(tmp_path: Path) -> None:
+    """ "value" in a name makes no cache of what a stored weight is applied to; keys that come in are one."""
+    pixels = model(
+        """(float[batch, 6, 8, 8] pixel_values) => (float[batch, 8, 8, 8] y)
+        <float[64, 6, 1, 1] w, float[8, 64, 1, 1] v> { a = Conv(pixel_values, w) b = Relu(a) y = Conv(b, v) }"""
+    )
+    bundle = tpcompile.compile(pixels, 2, tmp_path / "pixels", objective="memory")
+    assert placements(bundle) == {"pixel_values": None, "y": None}
+    keys = model(
+        """(float[batch, seq, 8] x, float[batch, 6, past, 4] encoder_key) => (float[batch, 6, seq, past] y)
+        <float[8, 24] q, int64[4] heads = {0, 0, 6, 4}>
+        { a = MatMul(x, q) b = Reshape(a, heads) c = Transpose<perm = [0, 2, 1, 3]>(b)
+          d = Transpose<perm = [0, 1, 3, 2]>(encoder_key) y = MatMul(c, d) }"""
+    )
+    bundle = tpcompile.compile(keys, 2, tmp_path / "keys", objective="memory")
+    assert placements(bundle) == {"x": None, "encoder_key": (1, [[[0, 3]], [[3, 6]]]), "y": None}
+
+
+def test_an_if_that_sizes_decide(tmp_path: Path) -> None:
+    """torch's tracer writes squeeze as an If over a size: the branch it takes is cut as if it stood there."""
+    source = model(
+        """(float[batch, seq, 8] x) => (float[batch, seq, 8] y)
+        <float[8, 32] up, float[32, 8] down, int64 width = {32}>
+        {
+         a = MatMul(x, up)
+         s = Shape<start = 2, end = 3>(a)  same = Equal(s, width)
+         b = If (same) <then_branch = yes () => (float[batch, seq, 32] p) { p = Relu(a) },
+                        else_branch = no () => (float[batch, seq, 32] q) { q = Neg(a) }>
+         y = MatMul(b, down)
+        }"""
+    )
+    bundle = tpcompile.compile(source, 2, tmp_path / "b")
+    assert [call.op for call in bundle.manifest.collectives] == ["all_reduce"]
+    assert error_of(source, tmp_path / "b") <= LIMIT

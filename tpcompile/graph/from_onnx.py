@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from onnx import AttributeProto, TensorShapeProto, ValueInfoProto
@@ -13,13 +13,14 @@ from tpcompile.graph.read import SourceModel
 from tpcompile.graph.tensors import DTYPES, array_of
 
 
-def to_program(source: SourceModel) -> Program:
+def to_program(source: SourceModel, decisions: Mapping[str, bool] | None = None) -> Program:
     """The source's main graph, normalized: nodes in topological order over values.
 
     Types and shapes are set on inputs, outputs and weights only: what a file says of its inner values is not trusted.
     `Node.origin` is the node's message, with the node's own names; it may be the source's own: copy it to change it.
+    `decisions` are conditions of Ifs that are always the same (see `normalize`).
     """
-    return _program(normalize(source), source)
+    return _program(normalize(source, decisions), source)
 
 
 def _program(graph: NormalGraph, source: SourceModel) -> Program:

@@ -10,7 +10,7 @@ The source's messages are read and never changed; a node that must change is a n
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 import onnx
@@ -47,10 +47,13 @@ class NormalGraph:
     opsets: dict[str, int]
 
 
-def normalize(source: SourceModel) -> NormalGraph:
-    """Bring a model's graph into the one form that shapes, rules and passes expect."""
+def normalize(source: SourceModel, decisions: Mapping[str, bool] | None = None) -> NormalGraph:
+    """Bring a model's graph into the one form that shapes, rules and passes expect.
+
+    `decisions` are conditions of Ifs found to be the same whatever the inputs, by the name of the If's first output.
+    """
     model = _inlined(source.proto)
-    build = _Build(model.graph)
+    build = _Build(model.graph, decisions or {})
     build.take(_sorted(_steps(model.graph.node)))
     steps = _live(build.finished(), [value.name for value in model.graph.output])
     _name_nodes(steps)
@@ -129,7 +132,8 @@ def _sorted(steps: list[Step]) -> list[Step]:
 class _Build:
     """The main graph while it is put together: what was kept, what each dropped name now is, which names are taken."""
 
-    def __init__(self, graph: GraphProto) -> None:
+    def __init__(self, graph: GraphProto, decisions: Mapping[str, bool]) -> None:
+        self.decisions = decisions
         self.weights: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
         self.steps: list[Step] = []
         self.alias: dict[str, str] = {}
@@ -180,10 +184,13 @@ class _Build:
 
     def decided(self, step: Step) -> GraphProto | None:
         """The branch that an If always takes, or None where that depends on the inputs."""
+        taken = self.decisions.get(step.outputs[0])
         tensor = self.weights.get(self.resolve(step.inputs[0]))
-        if tensor is None or tensor.data_location == TensorProto.EXTERNAL:
+        if taken is None and tensor is not None and tensor.data_location != TensorProto.EXTERNAL:
+            taken = any(inline_bytes(tensor))
+        if taken is None:
             return None
-        branch = "then_branch" if any(inline_bytes(tensor)) else "else_branch"
+        branch = "then_branch" if taken else "else_branch"
         return next((attribute.g for attribute in step.proto.attribute if attribute.name == branch), None)
 
     def splice(self, step: Step, branch: GraphProto) -> None:

@@ -21,6 +21,8 @@ Term = tuple[str, Callable[[Mapping[str, int]], int]]
 
 IMAGE = 224
 """From where sizes of images start: convolutions and windows divide them by up to 32 several times."""
+SOUND = 4096
+"""From where lengths of sound start: the convolutions of speech models make one of 320 to 640 numbers."""
 
 
 def _primes(start: int) -> Iterator[int]:
@@ -39,7 +41,7 @@ class Samples:
         self._found: dict[Sizes, Term | None] = {}
         self.forced: dict[Sizes, Sizes] = {}
         """Computed sizes that the graph only accepts as another: patches of an image that is free by name only."""
-        self._images: set[str] = set()
+        self._spatial: set[str] = set()
         self.doubts = self._settled = False
         """Whether the walk met sizes that contradict each other, perhaps for the numbers' sake."""
         self._moved: set[str] = set()
@@ -80,7 +82,7 @@ class Samples:
         if all(numbers):
             return False
         if any(numbers) or clipped:
-            self.doubts |= not self._settled
+            self.doubt()
             if not self._settled or clipped:
                 return False
         for old, new in ((b, a), (a, b), *self._within_sums(a, b)):
@@ -95,6 +97,10 @@ class Samples:
             return False
         self.forced[computed] = fixed
         return True
+
+    def doubt(self) -> None:
+        """Note that what a walk met may be for the numbers' sake."""
+        self.doubts |= not self._settled
 
     def _within_sums(self, a: Sizes, b: Sizes) -> Iterator[tuple[Sizes, Sizes]]:
         """Symbols that must be one where a = x + r and b = y + r: two caches of one length, each with a name."""
@@ -132,17 +138,17 @@ class Samples:
                 yield False
             self.symbols[name] = old
 
-    def image(self, name: str) -> None:
-        """Give a symbol that is the height or width of an image a size that survives being divided."""
+    def spatial(self, name: str, start: int) -> None:
+        """Give a symbol that is the height or width of an image, or the length of a signal, a size to be divided."""
         if name not in self.symbols:
-            self.symbols[name] = self._choose(IMAGE)
-            self._images.add(name)
+            self.symbols[name] = self._choose(start)
+            self._spatial.add(name)
 
     def _shrink(self) -> None:
         """Choose all numbers anew, smaller: symbols that turned out to be one share theirs."""
         merged: dict[Sizes, list[str]] = {}
         for name, sizes in self.symbols.items():
-            if not self._images.intersection(other for other, same in self.symbols.items() if same == sizes):
+            if not self._spatial.intersection(other for other, same in self.symbols.items() if same == sizes):
                 merged.setdefault(sizes, []).append(name)
         self.symbols = {name: self.symbols[name] for name in self.symbols if self.symbols[name] not in merged}
         self._used = {size for sizes in self.symbols.values() for size in sizes}

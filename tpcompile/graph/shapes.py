@@ -22,10 +22,12 @@ from onnx import helper, numpy_helper
 from tpcompile.graph.constants import SMALL_FLOATS, SMALL_INTEGERS, constant_of
 from tpcompile.graph.evaluate import BROADCAST, NotEvaluable, evaluate, varying
 from tpcompile.graph.program import Node, Program, Sizes, Value
-from tpcompile.graph.samples import SAMPLES, Samples
+from tpcompile.graph.samples import IMAGE, SAMPLES, SOUND, Samples
 from tpcompile.graph.tensors import ONNX_DTYPES, type_name
 
 Shape = tuple[Sizes, ...]
+NEAR = 64
+"""How many values from an input a convolution may be that is the input's own."""
 
 _COMPARE = frozenset(["And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"])
 
@@ -58,9 +60,12 @@ def infer_shapes(
     """
     samples = Samples(_static_sizes(program))
     for value in program.inputs:
-        if len(value.shape or ()) >= 4 and all(isinstance(size, str) for size in (value.shape or ())[-2:]):
-            for size in (value.shape or ())[2:]:
-                samples.image(str(size))
+        shape = value.shape or ()
+        image = len(shape) >= 4 and all(isinstance(size, str) for size in shape[-2:])
+        if image or (len(shape) in (2, 3) and (value.dtype or "").startswith("float") and _convolved(value)):
+            for size in shape[2:] if image else shape[1:]:
+                if isinstance(size, str):
+                    samples.spatial(size, SOUND if len(shape) == 2 else IMAGE)
     spelled = Counter(size for value in program.inputs for size in value.shape or ())
     for value in program.inputs:
         batch, length = value.shape if value.shape is not None and len(value.shape) == 2 else (None, None)
@@ -70,6 +75,19 @@ def infer_shapes(
     while not walk.run():
         pass
     return ShapeReport(samples, walk.warnings)
+
+
+def _convolved(value: Value) -> bool:
+    """Whether a value comes to a convolution with its axes as they are, more or less: then it is a signal."""
+    todo, seen = [value], {value}
+    while todo and len(seen) <= NEAR:
+        for node, index in todo.pop(0).consumers:
+            if node.op in ("Conv", "AveragePool", "MaxPool") and index == 0:
+                return True
+            if node.op not in ("MatMul", "Gemm", "Gather", "Shape"):
+                todo += [output for output in node.outputs if output is not None and output not in seen]
+                seen.update(todo)
+    return False
 
 
 def _static_sizes(program: Program) -> set[int]:
@@ -169,6 +187,10 @@ class _Walk:
                 sizes.append(self.named(output.name, axis, None))
             else:
                 sizes.append(tuple(size for size in column if size is not None))
+        if any(min(size) <= 0 < max(size) for size in sizes):  # it would line up with anything
+            self.samples.doubt()
+            self.ask(output, dtype)
+            return
         output.sizes = tuple(sizes)
 
     def ask(self, output: Value, dtype: str) -> None:

@@ -79,6 +79,19 @@ def is_cache_name(name: str) -> bool:
     return bool(_CACHE_NAMES.search(name))
 
 
+def is_projected(value: Value) -> bool:
+    """Whether an input, as it is or moved, is multiplied with stored tensors: no cache is, pixels and states are."""
+    todo = [value]
+    while todo:
+        for node, _ in todo.pop().consumers:
+            if node.op in ("MatMul", "Gemm", "Conv", "Einsum"):
+                if any(other is not None and other.weight is not None for other in node.inputs):
+                    return True
+            elif node.op in _SEE_THROUGH:
+                todo += [output for output in node.outputs if output is not None]
+    return False
+
+
 def _alike(a: Value, b: Value, axis: int) -> bool:
     if a.sizes is None or b.sizes is None:
         return a.shape is not None and b.shape is not None and len(a.shape) == len(b.shape)

@@ -86,10 +86,27 @@ SAMPLES = [
         "2, -6", "-1, -2", "1, 2", "1, 1", note="two axes, negative bounds", free="x[1].0 x[1].1 x[2].0 x[2].1 x[2].2"
     ),
     cut_out("0, 0", "6, 10", "1, 2", note="all of it", free="x[1] x[2]"),
-    cut_out("0", "10", "2", "2", note="every second", free="x[1]"),
+    cut_out("0", "10", "2", "2", note="every second", free="x[1] x[2].0"),
     cut_out("5, 0", "-100, 3", "1, 2", "-1, 1", note="backwards", free="x[2].0 x[2].1"),
     cut_out("1, 2", "2, 6", "", note="no axes", shape="4, 6, 10", free="x[0].2 x[1].0 x[1].1 x[2]"),
     cut_out("0", "2", "1", shape="b, s, 6", note="an axis of unknown size", free="x[2]"),
+    Sample(
+        "Slice",
+        """(float[b, s, 24] x) => (float[] y)
+        <int64[1] zero = {0}, int64[1] one = {1}, int64[1] end = {9223372036854775807}, int64[1] axis = {-1},
+         int64[1] two = {2}>
+        { t = Relu(x) gate = Slice(t, zero, end, axis, two) up = Slice(t, one, end, axis, two) y = Mul(gate, up) }""",
+        free="t[2].0",
+        note="in turn",
+    ),
+    Sample(
+        "Slice",
+        "(float[12, 7] x) => (float[] y) "
+        "<int64[2] from = {1, 2}, int64[2] to = {11, 7}, int64[2] axes = {0, 1}, int64[2] steps = {3, 3}> "
+        "{ y = Slice(x, from, to, axes, steps) }",
+        free="x[0].0",
+        note="every third, and not all",
+    ),
     Sample(
         "Slice",
         """(float[b, 6, 10] x, int64[b, t] n) => (float[] y) <int64[1] zero = {0}, int64[1] two = {2}>

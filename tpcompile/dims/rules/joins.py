@@ -86,7 +86,7 @@ def take(
 
 @rule("Slice", linear=(0,))
 def slice_(op: Relation) -> None:
-    """A contiguous slice of a static axis is one part of its sum; other slices need the axis whole."""
+    """A contiguous slice of a static axis is one part of its sum, every n-th element one of n; others need it whole."""
     x, y = op.input(0), op.output()
     known = [op.known(k) if op.has(k) else None for k in range(1, 5)]
     if (op.has(4) and known[3] is None) or (op.has(3) and known[2] is None):
@@ -102,6 +102,12 @@ def slice_(op: Relation) -> None:
         bounds = _bounds(known[0], known[1], position, dim) if steps[position] == 1 else None
         if dim.static and (_varies(op, 1, position) or _varies(op, 2, position)):
             bounds = None  # both samples may reach past the end where other inputs do not
+        elif steps[position] > 1 and _takes_every(known[0], known[1], position, steps[position], dim):
+            inner = Dim((steps[position],) * len(dim.sizes))
+            op.whole(inner, f"one of every {steps[position]} elements is taken")
+            op.pair(dim, op.product(out, inner))
+            op.local_entries(2, count, {position: _size(dim)}, dim)
+            continue
         if bounds is None or not dim.static:
             if bounds is not None and all(b == (0, size) for b, size in zip(bounds, dim.sizes, strict=True)):
                 op.pair(dim, out)  # takes all of it
@@ -129,6 +135,18 @@ def _bounds(starts: Known, stops: Known, position: int, dim: Dim) -> list[tuple[
     if dim.static and any(bounds != found[0] for bounds in found):
         return None
     return found
+
+
+def _takes_every(starts: Known, stops: Known, position: int, step: int, dim: Dim) -> bool:
+    """Whether one of every `step` elements of a static axis is taken, to its end: gate and up columns in turn."""
+    if starts is None or stops is None or not dim.static or dim.size % step:
+        return False
+    found = {
+        slice(int(start[position]), int(stop[position]), step).indices(dim.size)[:2]
+        for start, stop in zip(starts, stops, strict=True)
+    }
+    start, stop = next(iter(found))
+    return len(found) == 1 and start < step and stop > dim.size - step + start
 
 
 def _varies(op: Relation, operand: int, position: int) -> bool:

@@ -2,7 +2,8 @@
 
 Each symbol of the inputs takes a number, different per sample; then every node is asked once per sample for its output
 shapes (onnx's own inference, with the values of shape operands), and small integer arithmetic is evaluated. Nothing of
-a weight is read but small constants, no kernel is run. What onnx cannot infer is asked of onnx-shape-inference.
+a weight is read but small constants, no kernel is run. Operators onnx does not know have functions of our own
+(`shape_functions`); what is unknown then is asked of onnx-shape-inference.
 
 Leaves in every `Value`: `dtype`, `sizes` (None where even the rank is unknown) and `known` where it is metadata.
 """
@@ -19,10 +20,12 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from tpcompile.graph import contrib_shapes as _contrib_shapes  # noqa: F401 - fills the table
 from tpcompile.graph.constants import SMALL_FLOATS, SMALL_INTEGERS, constant_of
 from tpcompile.graph.evaluate import BROADCAST, NotEvaluable, evaluate, varying
 from tpcompile.graph.program import Node, Program, Sizes, Value
 from tpcompile.graph.samples import IMAGE, SAMPLES, SOUND, Samples
+from tpcompile.graph.shape_functions import ShapeQuery, described
 from tpcompile.graph.tensors import ONNX_DTYPES, type_name
 
 Shape = tuple[Sizes, ...]
@@ -361,7 +364,7 @@ class _Walk:
         try:
             schema = onnx.defs.get_schema(node.op, node.version, node.domain)
         except onnx.defs.SchemaError:
-            return None
+            return described(ShapeQuery(node, shapes, data))
         proto = onnx.NodeProto(op_type=node.op, domain=node.domain, name=node.name)
         proto.attribute.extend(node.origin.attribute)
         proto.input.extend("" if shape is None else f"i{k}" for k, shape in enumerate(shapes))

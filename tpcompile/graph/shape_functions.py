@@ -61,7 +61,7 @@ SHAPE_FUNCTIONS: dict[tuple[str, str], Function] = {}
 
 
 def shape_function(domain: str, *ops: str) -> Callable[[Function], Function]:
-    """Register the shape function of operators: it returns (dtype, shape) of the outputs, trailing ones may be left out.
+    """Register the shape function of operators: it gives (dtype, shape) of outputs, of trailing ones or not.
 
     Raises:
         ValueError: an operator is registered twice.

@@ -32,6 +32,12 @@ SUB_BYTE = {
 }
 
 
+def tensor_bytes(tensor: onnx.TensorProto) -> int:
+    """How many bytes a tensor's values take, sub-byte types packed."""
+    bits = SUB_BYTE.get(tensor.data_type) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
+    return int(-(-math.prod(tensor.dims) * bits // 8))
+
+
 @dataclass(frozen=True)
 class ModelFile:
     """A model whose external data stays in its files.
@@ -81,8 +87,7 @@ class ModelFile:
         if self.folder is None or Path(location).name != location or (self.folder / location).is_symlink():
             fact = f"its bytes lie in {location!r}, not in a file of the same folder"
             raise refuse("TP513", f"{self.name}: {tensor.name}", fact, REWRITE)
-        bits = SUB_BYTE.get(tensor.data_type) or 8 * onnx.helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize
-        needed = -(-math.prod(tensor.dims) * bits // 8)
+        needed = tensor_bytes(tensor)
         offset, path = int(entries.get("offset", 0)), self.folder / location
         held = path.stat().st_size if path.is_file() else 0
         if offset + needed > held or int(entries.get("length", needed)) != needed:

@@ -33,10 +33,9 @@ def test_all_rules_are_printed_in_the_order_of_the_alphabet() -> None:
 
 
 def test_each_rule_says_in_a_sentence_what_it_means() -> None:
-    assert all(len(line.split(maxsplit=2)) == 3 for line in table())
-    assert [line for line in table() if line.startswith("Softmax ")] == [
-        "Softmax                    ai.onnx  The axis needs all of it; before opset 13 all axes from it on."
-    ]
+    lines = [line.split(maxsplit=2) for line in table()]
+    assert all(len(line) == 3 for line in lines)
+    assert ["Softmax", "ai.onnx", "The axis needs all of it; before opset 13 all axes from it on."] in lines
 
 
 def test_a_second_rule_for_an_operator_is_refused() -> None:

@@ -14,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKernel
 
 from tests.one_graph import merge
+from tests.rules.reference import WITHOUT_KERNELS
 from tests.rules.sample import Array
 from tpcompile import pipeline
 from tpcompile.dims.analysis import Analysis, analyze, product_related
@@ -77,11 +78,11 @@ def force(work: Compilation, tp: int, plan: Mapping[Dim, SubAxes]) -> Forced:
 
 
 def run_whole(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
-    """The model's outputs, by onnxruntime, or onnx's reference where that has no kernel."""
+    """The model's outputs, by onnxruntime, or a reference implementation where that has no kernel."""
     try:
         found = _session(model).run(None, dict(feeds))
     except NoKernel:
-        found = ReferenceEvaluator(model).run(None, dict(feeds))
+        found = ReferenceEvaluator(model, new_ops=list(WITHOUT_KERNELS)).run(None, dict(feeds))
     return [np.asarray(array) for array in found]
 
 

@@ -29,7 +29,7 @@ SEVERAL = [sample for sample in SAMPLES if len(float_operands(sample, sample.mod
 def passes(sample: Sample, name: str) -> bool:
     """Whether a sum pending in the operand is to pass through the sample's operator."""
     model = sample.model()
-    node = next(node for node in model.graph.node if node.op_type == sample.op)
+    node = next(node for node in model.graph.node if node.op_type == sample.key[1])
     stored = {tensor.name for tensor in model.graph.initializer}
     if sample.op == "Cast":
         return sample.note == "wider"

@@ -5,6 +5,7 @@ from tests.rules.samples import (
     attention,
     contractions,
     elementwise,
+    fused,
     images,
     joins,
     lookups,
@@ -15,6 +16,6 @@ from tests.rules.samples import (
 
 SAMPLES: list[Sample] = [
     sample
-    for family in (attention, contractions, elementwise, images, joins, lookups, norms, reductions, reshapes)
+    for family in (attention, contractions, elementwise, fused, images, joins, lookups, norms, reductions, reshapes)
     for sample in family.SAMPLES
 ]

@@ -4,6 +4,7 @@ from tpcompile.dims.rules import (
     attention,
     contractions,
     elementwise,
+    fused,
     images,
     joins,
     lookups,
@@ -12,4 +13,15 @@ from tpcompile.dims.rules import (
     reshapes,
 )
 
-__all__ = ["attention", "contractions", "elementwise", "images", "joins", "lookups", "norms", "reductions", "reshapes"]
+__all__ = [
+    "attention",
+    "contractions",
+    "elementwise",
+    "fused",
+    "images",
+    "joins",
+    "lookups",
+    "norms",
+    "reductions",
+    "reshapes",
+]

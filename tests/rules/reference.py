@@ -1,0 +1,66 @@
+"""What operators of ONNX Runtime compute that have no kernel for CPUs, for onnx's reference evaluator."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from onnx.reference.op_run import OpRun
+
+Array = npt.NDArray[Any]
+_erf = np.vectorize(math.erf, otypes=[np.float32])
+
+
+class BiasAdd(OpRun):
+    """Bias and residual are added."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, x: Array, bias: Array, skip: Array) -> tuple[Array]:
+        return (x + bias + skip,)
+
+
+class BiasSplitGelu(OpRun):
+    """After the bias, the left half times the right half's Gelu."""
+
+    op_domain = "com.microsoft"
+
+    def _run(self, x: Array, bias: Array) -> tuple[Array]:
+        left, right = np.split(x + bias, 2, axis=-1)
+        return (left * right * (1 + _erf(right / math.sqrt(2))).astype(x.dtype) / 2,)
+
+
+class SkipGroupNorm(OpRun):
+    """Input + skip + bias, each group of channels normalised, scaled and shifted by channel, perhaps through SiLU."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self, x: Array, gamma: Array, beta: Array, skip: Array | None = None, bias: Array | None = None, *,
+        activation: int = 0, channels_last: int = 1, epsilon: float = 1e-5, groups: int = 1,
+    ) -> tuple[Array, ...]:  # fmt: skip
+        x = x if channels_last else np.moveaxis(x, 1, -1)
+        if skip is not None:
+            skip = skip[:, None, None] if skip.ndim == 2 else skip if channels_last else np.moveaxis(skip, 1, -1)
+            x = x + skip
+        if bias is not None:
+            x = x + bias
+        grouped = x.reshape(x.shape[0], -1, groups, x.shape[-1] // groups)
+        mean, variance = (f(grouped, axis=(1, 3), keepdims=True) for f in (np.mean, np.var))
+        y = ((grouped - mean) / np.sqrt(variance + epsilon)).reshape(x.shape) * gamma + beta
+        if activation:
+            y = y / (1 + np.exp(-y))
+        found = [each.astype(x.dtype) for each in (y, x)]
+        return tuple(each if channels_last else np.moveaxis(each, -1, 1) for each in found)
+
+
+class GroupNorm(SkipGroupNorm):
+    """The same without anything added before."""
+
+    def _run(self, *operands: Array | None, **attributes: Any) -> tuple[Array, ...]:
+        return super()._run(*operands, **attributes)[:1]
+
+
+WITHOUT_KERNELS: tuple[type[OpRun], ...] = (BiasAdd, BiasSplitGelu, GroupNorm, SkipGroupNorm)

@@ -23,7 +23,8 @@ from tpcompile.bundle.manifest import (
     SourceFile,
     StatePair,
 )  # fmt: skip
-from tpcompile.targets.collectives import is_collective, make_collective, read_collective
+from tpcompile.run.split import collectives, split
+from tpcompile.targets.collectives import make_collective
 
 Array = np.ndarray[Any, Any]
 Writer = Callable[[str, str], list[onnx.NodeProto]]
@@ -96,13 +97,21 @@ def write_bundle(
             files = (DataFile(data, len(written)),)
         entries.append(RankEntry(rank, rank, 0, name, hashlib.sha256(serialized).hexdigest(), files))
     (folder / "plan.toml").write_text("")
-    calls = [read_collective(node) for node in ranks[0].graph.node if is_collective(node)]
-    collectives = tuple(CollectiveEntry(i, c.op, c.input, "float32", (), "", "") for i, c in enumerate(calls))
+    calls = tuple(
+        CollectiveEntry(i, c.op, c.input, "float32", groups_of(ranks, c.output) if c.groups else (), "", "")
+        for i, c in enumerate(collectives(split(ranks[0].graph)))
+    )
     Manifest(
         tpcompile="0", source=SourceFile("model.onnx", 0), mesh=Mesh(len(ranks)), ranks=tuple(entries), inputs=inputs,
-        outputs=outputs, plan="plan.toml", state=tuple(state), roles=roles or {}, collectives=collectives,
+        outputs=outputs, plan="plan.toml", state=tuple(state), roles=roles or {}, collectives=calls,
     ).write(folder)  # fmt: skip
     return folder
+
+
+def groups_of(ranks: Sequence[onnx.ModelProto], output: str) -> tuple[tuple[int, ...], ...]:
+    """The groups in which the ranks run the collective that makes `output`, each once."""
+    found = [c.groups for model in ranks for c in collectives(split(model.graph)) if c.output == output]
+    return tuple(dict.fromkeys(found))
 
 
 def normal(rng: np.random.Generator, *shape: int) -> Array:
@@ -232,3 +241,75 @@ def decoder(folder: Path, ranks: int, seed: int = 0) -> tuple[Path, onnx.ModelPr
 def nodes_of(text: str) -> list[onnx.NodeProto]:
     """Nodes from ONNX text."""
     return list(onnx.parser.parse_graph(f"g (float[N] unused) => (float[N] none) {{ {text} }}").node)
+
+
+def branching(folder: Path, ranks: int, *, asks_its_rank: bool = False) -> tuple[Path, onnx.ModelProto]:
+    """A cut product before an If; each branch ends it in its own way, one of them in a choice of its own.
+
+    `asks_its_rank`: the condition holds on rank 0 alone. Returns the bundle and the whole model.
+    """
+    rng = np.random.default_rng(11)
+    width, hidden = 10, 24
+    weights = {
+        "up": normal(rng, width, hidden), "near": normal(rng, hidden, width), "far": normal(rng, hidden, width) * 3,
+        "head": normal(rng, width, width * ranks), "bias": normal(rng, width) * 5, "low": np.array(-9, np.float32),
+        "merge": np.array([-1, width], np.int64), "zero": np.array(0, np.float32),
+    }  # fmt: skip
+    inputs = {"x": IOEntry("float32", ("batch", width)), "asked": IOEntry("bool", (1,))}
+    outputs = {"y": IOEntry("float32", ("batch", width)), "z": IOEntry("float32", ("batch", width))}
+
+    def graph_of(name: str, nodes: Sequence[onnx.NodeProto], made: Sequence[str]) -> onnx.GraphProto:
+        values = [helper.make_tensor_value_info(name, 1, ["batch", width]) for name in made]
+        return helper.make_graph(nodes, name, [], values)
+
+    def nodes(reduce: Writer, gather: Writer) -> list[onnx.NodeProto]:
+        least = [
+            *nodes_of("p2 = MatMul (h, near)"), *reduce("p2", "r2"), *nodes_of("low_y = Max (r2, low)"),
+        ]  # fmt: skip
+        most = nodes_of("high_y = Add (x, below)")
+        inner = helper.make_node(
+            "If", ["positive"], ["else_y"], name="inner",
+            then_branch=graph_of("most", most, ["high_y"]), else_branch=graph_of("least", least, ["low_y"]),
+        )  # fmt: skip
+        then = [
+            *nodes_of("p = MatMul (h, far)"), *reduce("p", "r"), *nodes_of("b = Add (r, bias)  l = MatMul (b, head)"),
+            *gather("l", "g2"), *nodes_of("then_y = ReduceMean <keepdims = 0> (g2, halves)  then_z = Identity (b)"),
+        ]  # fmt: skip
+        then.insert(0, helper.make_node("Constant", [], ["halves"], value=onnx.numpy_helper.from_array(np.array([1]))))
+        other = [inner, *nodes_of("t2 = MatMul (h, far)"), *reduce("t2", "else_z")]
+        choice = helper.make_node(
+            "If", ["condition"], ["chosen", "z"], name="choice",
+            then_branch=graph_of("then", then, ["then_y", "then_z"]),
+            else_branch=graph_of("else", other, ["else_y", "else_z"]),
+        )  # fmt: skip
+        text = "below = Neg (bias)  u = MatMul (x, up)  h = Tanh (u)  total = ReduceSum <keepdims = 0> (x)"
+        positive = "condition = Greater (side, zero)" if asks_its_rank else "condition = Squeeze (asked)"
+        after = nodes_of("y = Mul (chosen, bias)")
+        return [*nodes_of(f"{text}  positive = Greater (total, zero)  {positive}"), choice, *after]
+
+    def gathered(x: str, y: str) -> list[onnx.NodeProto]:
+        """[batch, width] parts, one per rank, as [batch, ranks, width]."""
+        split = helper.make_node("Constant", [], [f"{x}/s"], value=onnx.numpy_helper.from_array(np.array([1])))
+        return [
+            split,
+            helper.make_node("Unsqueeze", [x, f"{x}/s"], [f"{x}/u"]),
+            helper.make_node("Transpose", [f"{x}/u"], [f"{x}/t"], perm=[1, 0, 2]),
+            make_collective("all_gather", f"{x}/t", f"{x}/g", nb_rank=ranks, name=f"gather/{y}"),
+            helper.make_node("Transpose", [f"{x}/g"], [y], perm=[1, 0, 2]),
+        ]
+
+    def folded(x: str, y: str) -> list[onnx.NodeProto]:
+        shape = np.array([0, ranks, width])
+        split = helper.make_node("Constant", [], [f"{x}/s"], value=onnx.numpy_helper.from_array(shape))
+        return [split, helper.make_node("Reshape", [x, f"{x}/s"], [y])]
+
+    weights["side"] = np.array(1, np.float32)
+    whole = model_of(nodes(renamed, folded), weights, inputs, outputs)
+    models = []
+    for rank in range(ranks):
+        local = dict(weights)
+        for name, axis in (("up", 1), ("near", 0), ("far", 0), ("head", 1)):
+            local[name] = np.ascontiguousarray(np.split(weights[name], ranks, axis)[rank])
+        local["side"] = np.array(1 if rank == 0 else -1, np.float32)
+        models.append(model_of(nodes(reducing(ranks), gathered), local, inputs, outputs, rank=rank))
+    return write_bundle(folder, models, inputs, outputs), whole

@@ -9,12 +9,16 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from tests.run import handmade
+from tests.verify.bundles import edit_manifest, edit_rank
 from tpcompile.run import arrays
 from tpcompile.run.launch import run_ranks
 from tpcompile.run.mpirun import environment, mpirun
@@ -179,6 +183,75 @@ def test_collectives_that_do_not_meet(work: Path, tmp_path: Path, capfd: pytest.
         "All ranks need "
         "files of one compile: copy the whole bundle to every machine again\n"
     ) in capfd.readouterr().err
+
+
+def test_branches_that_do_not_meet(work: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Rank 1 gathers in the other branch: it is refused before anybody waits."""
+    bundle, _ = handmade.branching(tmp_path / "b", 2)
+
+    def swap(model: onnx.ModelProto) -> None:
+        node = next(node for node in model.graph.node if node.op_type == "If")
+        for attribute in node.attribute:
+            attribute.name = {"then_branch": "else_branch", "else_branch": "then_branch"}[attribute.name]
+
+    edit_rank(bundle, 1, swap)
+    assert run_ranks([*TPRUN, str(bundle), *options(work, 2)[1:]], 2) == 2
+    assert f"TP608 rank 1: {bundle / 'bundle.json'}: lists collective 1 as all_gather in groups of all" in (
+        capfd.readouterr().err
+    )
+
+
+def drop_collective(content: dict[str, Any]) -> None:
+    del content["collectives"][0]
+
+
+def other_collective(content: dict[str, Any]) -> None:
+    content["collectives"][0]["op"] = "all_gather"
+
+
+def other_groups(content: dict[str, Any]) -> None:
+    content["collectives"][0]["groups"] = [[0], [1]]
+
+
+def rename_output(content: dict[str, Any]) -> None:
+    content["outputs"] = {"scores" if n == "logits" else n: entry for n, entry in content["outputs"].items()}
+    content["roles"]["logits"] = "scores"
+
+
+def swap_inputs(content: dict[str, Any]) -> None:
+    content["inputs"] = dict(reversed(content["inputs"].items()))
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (drop_collective, "lists 0 collectives, and the model of rank 0 runs 1"),
+        (other_collective, "lists collective 0 as all_gather in groups of all; it is all_reduce(sum) of 'po' in "
+                           "group of all"),
+        (other_groups, "lists collective 0 as all_reduce in groups [0] [1]; it is all_reduce(sum) of 'po' in "
+                       "group of all"),
+        (rename_output, "lists outputs scores, present_k, present_v, and the model of rank 0 has logits, present_k, "
+                        "present_v"),
+        (swap_inputs, "lists inputs past_v, past_k, positions, mask, ids, and the model of rank 0 has ids, mask, "
+                      "positions, past_k, past_v"),
+    ],
+)  # fmt: skip
+def test_an_edited_manifest(
+    work: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], change: Callable[[dict[str, Any]], None], text: str
+) -> None:
+    edited = tmp_path / "b2"
+    shutil.copytree(work / "b2", edited)
+    edit_manifest(edited, change)
+    assert run_ranks([*TPRUN, str(edited), *options(work, 2)[1:]], 2) == 2
+    said = [
+        f"TP608 rank {rank}: {edited / 'bundle.json'}: " + text.replace("rank 0", f"rank {rank}") for rank in (0, 1)
+    ]
+    remedy = ". It was changed, or belongs to another compile: copy the whole bundle again"
+    err = capfd.readouterr().err
+    if "rank 0" in text:
+        assert all(line + remedy in err for line in said)
+    else:
+        assert f"TP608 {edited / 'bundle.json'}: {text}{remedy}" in err
 
 
 def test_a_missing_file_is_said_once(work: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

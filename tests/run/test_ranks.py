@@ -41,6 +41,27 @@ def test_mlp(tmp_path: Path, ranks: int) -> None:
     np.testing.assert_allclose(found, handmade.run_whole(whole, {"x": x})["y"], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize(("asked", "sign"), [(True, 1), (False, 1), (False, -1)])
+def test_branches_with_collectives(tmp_path: Path, ranks: int, asked: bool, sign: int) -> None:
+    bundle, whole = handmade.branching(tmp_path / "b", ranks)
+    x = sign * np.abs(np.random.default_rng(5).standard_normal((3, 10))).astype(np.float32)
+    feeds: dict[str, Array] = {"x": x, "asked": np.array([asked])}
+    found = run(bundle, feeds, ranks)
+    for name, wanted in handmade.run_whole(whole, feeds).items():
+        np.testing.assert_allclose(found[name], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_ranks_that_would_take_different_branches(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    bundle, _ = handmade.branching(tmp_path / "b", 3, asks_its_rank=True)
+    arrays.write(tmp_path / "in.npz", {"x": np.ones((3, 10), np.float32), "asked": np.array([True])})
+    assert tprun(bundle, "--inputs", tmp_path / "in.npz", ranks=3) == 4
+    assert (
+        "TP614 If choice: its branches hold collectives, but rank 0 takes the then_branch and rank 1, 2 the "
+        "else_branch. Compile the model again; if it stays, report it with the model\n"
+    ) in capfd.readouterr().err
+
+
 def greedy(whole: onnx.ModelProto, ids: Array, steps: int) -> tuple[Array, dict[str, Array]]:
     """What one device decodes, caches passed by hand."""
     batch, seq = ids.shape

@@ -10,7 +10,7 @@ from onnx import helper
 from tests.run.handmade import nodes_of
 from tpcompile.errors import Refused
 from tpcompile.run.bfloat16 import compute_in_float32
-from tpcompile.run.split import Exchange, Segment, Stage, split
+from tpcompile.run.split import Choice, Exchange, Segment, Stage, collectives, split
 from tpcompile.targets.collectives import make_collective
 
 
@@ -31,12 +31,19 @@ def graph(
 
 def shown(stages: list[Stage]) -> list[str]:
     """Stages in a line each: `inputs -> ops -> outputs`, collectives with * where they work in place."""
-    return [
-        f"{','.join(s.inputs)} -> {' '.join(n.op_type for n in s.nodes)} -> {','.join(s.outputs)}"
-        if isinstance(s, Segment)
-        else f"{s.collective.input} => {s.collective.output}{' *' if s.owned else ''}"
-        for s in stages
-    ]
+    lines = []
+    for stage in stages:
+        if isinstance(stage, Segment):
+            operators = " ".join(node.op_type for node in stage.nodes)
+            lines.append(f"{','.join(stage.inputs)} -> {operators} -> {','.join(stage.outputs)}")
+        elif isinstance(stage, Choice):
+            for name, branch in (("then", stage.then_branch), ("else", stage.else_branch)):
+                lines.append(f"{name} {stage.condition} ({','.join(branch.inputs)})")
+                lines += [f"  {line}" for line in shown(list(branch.stages))]
+            lines.append(f"end {','.join(stage.outputs)}")
+        else:
+            lines.append(f"{stage.collective.input} => {stage.collective.output}{' *' if stage.owned else ''}")
+    return lines
 
 
 def test_one_segment_without_collectives() -> None:
@@ -126,16 +133,75 @@ def test_values_that_subgraphs_read_cross_cuts() -> None:
     assert shown(split(graph(nodes, ["c"]))) == ["x -> Abs -> d", "d => b *", "x,b -> Neg If -> c"]
 
 
-def test_a_collective_in_a_branch_is_refused() -> None:
-    branch = helper.make_graph([reduce("x", "t")], "t", [], [helper.make_tensor_value_info("t", 1, None)])
-    node = helper.make_node("If", ["x"], ["c"], then_branch=branch, else_branch=branch, name="choice")
-    with pytest.raises(Refused) as caught:
-        split(graph([node], ["c"]))
-    assert str(caught.value) == (
-        "TP602 If choice: holds collectives inside, and this runtime runs them only at the top of a graph. "
-        "Compile again "
-        "with the weights inside pinned whole, or export each branch apart"
-    )
+def choice(then: list[onnx.NodeProto], other: list[onnx.NodeProto]) -> onnx.NodeProto:
+    """An If on `a` that gives `c`; each branch gives what its last node makes."""
+    branches = [
+        helper.make_graph(nodes, "branch", [], [helper.make_tensor_value_info(nodes[-1].output[0], 1, None)])
+        for nodes in (then, other)
+    ]
+    return helper.make_node("If", ["a"], ["c"], then_branch=branches[0], else_branch=branches[1], name="choice")
+
+
+def test_a_branch_with_collectives_is_split_as_a_graph_is() -> None:
+    """It captures the moving `d`, the fixed `v`, and leaves `d` as it is: another may read it."""
+    then = [*nodes_of("m = Mul (d, v)"), reduce("m", "s"), reduce("d", "t"), *nodes_of("o = Add (s, t)")]
+    nodes = [
+        *nodes_of("v = Exp (w)  a = Neg (x)  d = Abs (x)"),
+        choice(then, nodes_of("e = Add (v, u)")),
+        *nodes_of("f = Add (c, d)"),
+    ]
+    stages = split(graph(nodes, ["f"], ("w", "u")))
+    assert shown(stages) == [
+        "x -> Neg Abs -> a,d",
+        "then a (d)",
+        "  d -> Exp Mul -> m",
+        "  m => s *",
+        "  d => t",
+        "  s,t -> Add -> o",
+        "else a ()",
+        "   -> Exp Add -> e",
+        "end c",
+        "c,d -> Add -> f",
+    ]
+    assert [found.input for found in collectives(stages)] == ["m", "d"]
+
+
+def test_a_branch_without_collectives_stays_a_node() -> None:
+    nodes = [*nodes_of("a = Neg (x)"), choice(nodes_of("t = Abs (a)"), nodes_of("e = Exp (a)"))]
+    assert shown(split(graph(nodes, ["c"]))) == ["x -> Neg If -> c"]
+
+
+def test_choices_and_collectives_come_in_file_order() -> None:
+    nodes = [
+        *nodes_of("a = Neg (x)"),
+        reduce("a", "b"),
+        choice([reduce("a", "t")], nodes_of("e = Exp (a)")),
+        reduce("c", "d"),
+    ]
+    assert shown(split(graph(nodes, ["b", "d"]))) == [
+        "x -> Neg -> a", "a => b", "then a (a)", "  a => t", "else a (a)", "  a -> Exp -> e", "end c", "c => d *",
+    ]  # fmt: skip
+
+
+def test_half_sums_in_a_branch_are_widened() -> None:
+    then = [reduce("a", "t"), *nodes_of("o = Neg (t)")]
+    node = choice(then, nodes_of("e = Exp (a)"))
+    inner = next(entry.g for entry in node.attribute if entry.name == "then_branch")
+    inner.value_info.append(helper.make_tensor_value_info("t", onnx.TensorProto.FLOAT16, None))
+    stages = split(graph([*nodes_of("a = Neg (x)"), node], ["c"], kind=onnx.TensorProto.FLOAT16))
+    assert "  t/wide_in => t/wide_out *" in shown(stages)
+
+
+def test_a_collective_in_a_loop_is_refused() -> None:
+    body = helper.make_graph([reduce("x", "t")], "t", [], [helper.make_tensor_value_info("t", 1, None)])
+    node = helper.make_node("Loop", ["x"], ["c"], body=body, name="turns")
+    for nodes in ([node], [choice([node], nodes_of("e = Exp (x)"))]):
+        with pytest.raises(Refused) as caught:
+            split(graph([*nodes_of("a = Neg (x)"), *nodes], ["c"]))
+        assert str(caught.value) == (
+            "TP602 Loop turns: holds collectives inside, and how often its body runs may differ between ranks. "
+            "Compile the model again; tpcompile leaves whole what a loop computes"
+        )
 
 
 def test_exchanges_carry_the_collective() -> None:

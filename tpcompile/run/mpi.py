@@ -69,6 +69,12 @@ class World:
         ends = np.cumsum(lengths)
         return [json.loads(everything[end - size : end].tobytes()) for end, size in zip(ends, lengths, strict=True)]
 
+    def votes(self, mine: bool) -> list[bool]:
+        """What every rank says to a question of yes or no, in the order of ranks."""
+        said = np.empty(self.size, np.uint8)
+        self.comm.Allgather(np.array([mine], np.uint8), said)
+        return [bool(vote) for vote in said]
+
     def broadcast(self, array: tensors.Array, root: int = 0) -> None:
         """Make `array` (contiguous) the same on all ranks: that of `root`."""
         self.comm.Bcast([array.reshape(-1).view(np.uint8), _mpi().BYTE], root=root)

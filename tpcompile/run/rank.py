@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from tpcompile.run import decode, parts, tensors
 from tpcompile.run.launch import wrong_rank_count
 from tpcompile.run.mpi import World, start
 from tpcompile.run.segments import SegmentRunner
+from tpcompile.run.split import Choice, Exchange, Stage, collectives
 from tpcompile.run.tensors import Array
 from tpcompile.run.watchdog import Board, Watchdog
-from tpcompile.targets.collectives import Collective
 
 
 def load(
@@ -41,14 +41,14 @@ def load(
     except TpcompileError as error:
         failure = error
     faults = [] if failure is None else [[f.code, f.where, f.fact, f.remedy] for f in failure.faults]
-    identity = None if loaded is None else _identity(folder, loaded[1].collectives)
+    identity = None if loaded is None else _identity(folder, loaded[1].stages)
     watchdog.waits("loading", loading=True)
     said = world.exchange([faults, identity])
     if any(found for found, _ in said):
         raise Refused(*_gathered([found for found, _ in said]))
     _check_same([found for _, found in said])
     assert loaded is not None
-    loaded[1].world.join_groups(loaded[1].collectives)
+    world.join_groups(list(collectives(loaded[1].stages)))
     watchdog.goes_on()
     return RankRunner(loaded[0], loaded[1], world, watchdog)
 
@@ -63,13 +63,54 @@ def _load_part(folder: Path, world: World, watchdog: Watchdog, prepack: bool) ->
     if digest != entry.model_sha256:
         raise refuse("TP608", str(folder / entry.model), "is not the file that bundle.json was written with",
                      "Files of different compiles are mixed: copy the whole bundle again")  # fmt: skip
-    return manifest, SegmentRunner(folder, entry, world, watchdog, prepack=prepack)
+    segments = SegmentRunner(folder, entry, world, watchdog, prepack=prepack)
+    differs = _contradiction(manifest, segments, world.rank)
+    if differs:
+        raise refuse("TP608", str(folder / FILE_NAME), differs,
+                     "It was changed, or belongs to another compile: copy the whole bundle again")  # fmt: skip
+    return manifest, segments
 
 
-def _identity(folder: Path, collectives: list[Collective]) -> dict[str, Any]:
+def _contradiction(manifest: Manifest, segments: SegmentRunner, rank: int) -> str | None:
+    """Where bundle.json says something else than the model of this rank."""
+    for side, listed, found in (
+        ("inputs", manifest.inputs, segments.inputs),
+        ("outputs", manifest.outputs, segments.outputs),
+    ):
+        if list(listed) != list(found):
+            return f"lists {side} {', '.join(listed)}, and the model of rank {rank} has {', '.join(found)}"
+    calls = list(collectives(segments.stages))
+    entries = manifest.collectives
+    if len(calls) != len(entries):
+        return f"lists {len(entries)} collectives, and the model of rank {rank} runs {len(calls)}"
+    for call, entry in zip(calls, entries, strict=True):
+        if call.op != entry.op or (call.groups or ()) not in (entry.groups or ((),)):
+            theirs = f"{call} in group {list(call.groups) or 'of all'}"
+            return f"lists collective {entry.index} as {entry.op} in groups {_shown(entry.groups)}; it is {theirs}"
+    return None
+
+
+def _shown(groups: Sequence[Sequence[int]]) -> str:
+    return " ".join(str(list(group)) for group in groups) or "of all"
+
+
+def _identity(folder: Path, stages: Sequence[Stage]) -> dict[str, Any]:
     """What must fit between ranks: the compile they come from, and the collectives they will run in order."""
     compiled = hashlib.sha256((folder / FILE_NAME).read_bytes()).hexdigest()
-    return {"compile": compiled, "collectives": [[str(c), list(c.groups), c.root] for c in collectives]}
+    return {"compile": compiled, "collectives": list(_calls(stages))}
+
+
+def _calls(stages: Sequence[Stage]) -> Iterator[tuple[str, list[int], int]]:
+    """What the ranks do together, as name, group and root; each branch of an If between marks of its own."""
+    for stage in stages:
+        if isinstance(stage, Exchange):
+            yield str(stage.collective), list(stage.collective.groups), stage.collective.root
+        elif isinstance(stage, Choice):
+            yield f"the then_branch of If {stage.name}", [], -1
+            yield from _calls(stage.then_branch.stages)
+            yield f"the else_branch of If {stage.name}", [], -1
+            yield from _calls(stage.else_branch.stages)
+            yield f"the end of If {stage.name}", [], -1
 
 
 def _gathered(said: list[list[list[str]]]) -> list[Fault]:

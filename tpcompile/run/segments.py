@@ -6,7 +6,7 @@ so that a start takes a fraction of a second whatever the size (docs/performance
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,11 +16,11 @@ import onnx
 import onnxruntime as ort  # type: ignore[import-untyped]
 
 from tpcompile.bundle.manifest import RankEntry
-from tpcompile.errors import refuse
+from tpcompile.errors import Fault, RankFailed, refuse
 from tpcompile.run.bfloat16 import compute_in_float32
 from tpcompile.run.mpi import World, perform
-from tpcompile.run.split import Exchange, Segment, split
-from tpcompile.run.tensors import ELEMENT_OF_ORT
+from tpcompile.run.split import Branch, Choice, Segment, Stage, collectives, split, subgraphs
+from tpcompile.run.tensors import ELEMENT_OF_ORT, view
 from tpcompile.run.watchdog import Watchdog
 from tpcompile.targets.collectives import DOMAIN, Collective
 from tpcompile.weights.checksum import KEY as CHECKSUM
@@ -40,6 +40,10 @@ class _Session:
     outputs: tuple[str, ...]
     released: tuple[str, ...] = ()
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.inputs
+
 
 @dataclass
 class _Collective:
@@ -50,50 +54,75 @@ class _Collective:
     label: str
     released: tuple[str, ...] = ()
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.found.input,)
+
+
+@dataclass
+class _Chain:
+    """Stages that run one after the other: a whole graph, or one branch of a choice with the values it captures."""
+
+    stages: list[_Session | _Collective | _Choice]
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Find after which stage each value is read for the last time."""
+        last: dict[str, int] = {}
+        for index, stage in enumerate(self.stages):
+            last.update(dict.fromkeys(stage.reads, index))
+        for index, stage in enumerate(self.stages):
+            stage.released = tuple(name for name, at in last.items() if at == index and name not in self.outputs)
+
+
+@dataclass
+class _Choice:
+    """An If ready to run; `branches[taken]` are those of its two branches."""
+
+    found: Choice
+    branches: dict[bool, _Chain]
+    released: tuple[str, ...] = ()
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return (self.found.condition, *self.branches[True].inputs, *self.branches[False].inputs)
+
 
 class SegmentRunner:
     """Runs one rank's model file. All ranks make and run theirs together.
 
+    `stages` is the graph as it was split; `inputs` and `outputs` are the names of what it takes and gives.
+
     Raises:
         Refused: TP605 the model file cannot be read or reads files that the bundle does not list; TP606 ONNX Runtime
-            cannot load a segment; TP602 collectives inside control flow.
+            cannot load a segment; TP602 collectives inside a loop.
     """
 
     def __init__(self, folder: Path, entry: RankEntry, world: World, watchdog: Watchdog, *, prepack: bool) -> None:
         self.world, self.watchdog = world, watchdog
         model = _read_model(folder / entry.model, {data.file for data in entry.data})
         compute_in_float32(model.graph)
-        stages = split(model.graph)
-        self.outputs = [value.name for value in model.graph.output]
-        exchanges = [stage for stage in stages if isinstance(stage, Exchange)]
-        self.collectives = [exchange.collective for exchange in exchanges]
-        self._stages: list[_Session | _Collective] = []
-        builder = _Builder(model, folder, _session_options(folder, world, prepack))
-        for stage in stages:
-            if isinstance(stage, Segment):
-                self._stages.append(builder.session(stage))
-                continue
-            at = sum(isinstance(made, _Collective) for made in self._stages)
-            label = f"collective {at} of {len(exchanges)}, {stage.collective}"
-            self._stages.append(_Collective(stage.collective, stage.owned, label))
-            builder.deliver(stage.collective)
-        self._note_releases()
-
-    def _note_releases(self) -> None:
-        """Find after which stage each value is read for the last time."""
-        last: dict[str, int] = {}
-        for index, stage in enumerate(self._stages):
-            read = stage.inputs if isinstance(stage, _Session) else (stage.found.input,)
-            last.update(dict.fromkeys(read, index))
-        for index, stage in enumerate(self._stages):
-            stage.released = tuple(name for name, at in last.items() if at == index and name not in self.outputs)
+        self.stages = split(model.graph)
+        builder = _Builder(model, folder, _session_options(folder, world, prepack), len(list(collectives(self.stages))))
+        stored = {tensor.name for tensor in model.graph.initializer}
+        self.inputs = tuple(value.name for value in model.graph.input if value.name not in stored)
+        self.outputs = tuple(value.name for value in model.graph.output)
+        self._chain = builder.chain(self.stages, self.inputs, self.outputs)
 
     def run(self, feeds: Mapping[str, ort.OrtValue]) -> Values:
         """This rank's outputs for this rank's inputs. Inputs are never written to; outputs are new memory each time."""
-        values: Values = dict(feeds)
-        for stage in self._stages:
+        return self._follow(self._chain, dict(feeds))
+
+    def _follow(self, chain: _Chain, values: Values) -> Values:
+        """The outputs of `chain`; `values` are those it reads, and are used up."""
+        for stage in chain.stages:
             if isinstance(stage, _Session):
                 _compute(stage, values)
+            elif isinstance(stage, _Choice):
+                taken = stage.branches[self._agreed(stage.found, bool(view(values[stage.found.condition]).item()))]
+                made = self._follow(taken, {name: values[name] for name in taken.inputs})
+                values.update(zip(stage.found.outputs, (made[name] for name in taken.outputs), strict=True))
             else:
                 self.watchdog.waits(stage.label)
                 values[stage.found.output] = perform(
@@ -102,7 +131,22 @@ class SegmentRunner:
                 self.watchdog.goes_on()
             for name in stage.released:
                 del values[name]
-        return {name: values[name] for name in self.outputs}
+        return {name: values[name] for name in chain.outputs}
+
+    def _agreed(self, found: Choice, mine: bool) -> bool:
+        """The condition, found to be the same on all ranks: in different branches they would wait for each other."""
+        self.watchdog.waits(f"the choice of a branch of If {found.name}")
+        theirs = self.world.votes(mine)
+        self.watchdog.goes_on()
+        if len(set(theirs)) > 1:
+            sides = [[str(rank) for rank, vote in enumerate(theirs) if vote is side] for side in (True, False)]
+            fact = (
+                f"its branches hold collectives, but rank {', '.join(sides[0])} takes the then_branch and rank "
+                f"{', '.join(sides[1])} the else_branch"
+            )
+            raise RankFailed(Fault("TP614", f"If {found.name}", fact,
+                                   "Compile the model again; if it stays, report it with the model"))  # fmt: skip
+        return mine
 
 
 def _compute(stage: _Session, values: Values) -> None:
@@ -118,14 +162,53 @@ def _compute(stage: _Session, values: Values) -> None:
 
 
 class _Builder:
-    """Makes sessions one after the other: each learns the types of its inputs from those before it."""
+    """Makes stages one after the other: each learns the types of its inputs from those before it."""
 
-    def __init__(self, model: onnx.ModelProto, folder: Path, options: Any) -> None:
-        self.model, self.folder, self.options = model, folder, options
+    def __init__(self, model: onnx.ModelProto, folder: Path, options: Any, collectives: int) -> None:
+        self.model, self.folder, self.options, self.count = model, folder, options, collectives
+        self.delivered = 0
         self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         self.known = {value.name: value for value in model.graph.input}
         self.symbols = {dim.dim_param for value in model.graph.input for dim in value.type.tensor_type.shape.dim}
         self.declared = {value.name: value for value in [*model.graph.value_info, *model.graph.output]}
+
+    def chain(self, stages: Sequence[Stage], inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _Chain:
+        made: list[_Session | _Collective | _Choice] = []
+        for stage in stages:
+            if isinstance(stage, Segment):
+                made.append(self.session(stage))
+            elif isinstance(stage, Choice):
+                made.append(self.choice(stage))
+            else:
+                label = f"collective {self.delivered} of {self.count}, {stage.collective}"
+                made.append(_Collective(stage.collective, stage.owned, label))
+                self.deliver(stage.collective)
+                self.delivered += 1
+        return _Chain(made, inputs, outputs)
+
+    def choice(self, found: Choice) -> _Choice:
+        """Both branches; what they give has the shape that both declare, or none where they differ."""
+        chains, given = {}, []
+        for taken, branch in ((True, found.then_branch), (False, found.else_branch)):
+            chains[taken] = self.branch(branch)
+            given.append([self.known[name] for name in branch.outputs])
+        for name, mine, theirs in zip(found.outputs, *given, strict=True):
+            value = onnx.ValueInfoProto(name=name)
+            value.type.tensor_type.elem_type = mine.type.tensor_type.elem_type
+            declared = [kind.type.tensor_type for kind in (mine, theirs)]
+            if all(kind.HasField("shape") for kind in declared) and mine.type == theirs.type:
+                value.type.CopyFrom(mine.type)
+            self.known[name] = value
+        return _Choice(found, chains)
+
+    def branch(self, found: Branch) -> _Chain:
+        """A branch, with its own initializers and declarations in sight while its stages are made."""
+        outside = self.initializers, self.declared
+        self.initializers = {tensor.name: tensor for tensor in found.graph.initializer}
+        self.declared = {value.name: value for value in [*found.graph.value_info, *found.graph.output]}
+        chain = self.chain(found.stages, found.inputs, found.outputs)
+        self.initializers, self.declared = outside
+        return chain
 
     def session(self, segment: Segment) -> _Session:
         graph = onnx.GraphProto(name="segment")
@@ -180,17 +263,26 @@ def _read_model(path: Path, listed: set[str]) -> onnx.ModelProto:
         model = onnx.load_model(path, load_external_data=False)
     except Exception as error:
         raise refuse("TP605", str(path), f"is no readable ONNX model ({error})", "Copy the bundle again") from None
-    entries = [entry for tensor in model.graph.initializer for entry in tensor.external_data]
+    stored = list(_stored(model.graph))
+    entries = [entry for tensor in stored for entry in tensor.external_data]
     read = {entry.value for entry in entries if entry.key == "location"}
     if not read <= listed:
         raise refuse("TP605", str(path), f"reads {', '.join(sorted(read - listed))}, which bundle.json does not list",
                      "Do not run this bundle unless you know who made it; compile the model again")  # fmt: skip
-    changed = [tensor.name for tensor in model.graph.initializer if _is_changed(path.parent, tensor)]
+    changed = [tensor.name for tensor in stored if _is_changed(path.parent, tensor)]
     if changed:
         raise refuse("TP608", f"{path} weight {changed[0]}",
                      f"its bytes are not those that were written with the model ({len(changed)} such weights)",
                      "Files of different compiles are mixed, or damaged: copy the whole bundle again")  # fmt: skip
     return model
+
+
+def _stored(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
+    """Every initializer, those of branches and bodies included."""
+    yield from graph.initializer
+    for node in graph.node:
+        for inner in subgraphs(node):
+            yield from _stored(inner)
 
 
 def _is_changed(folder: Path, tensor: onnx.TensorProto) -> bool:

@@ -4,11 +4,13 @@ The level of a value is the number of collectives on the longest way to it, or m
 nodes of one level make one segment; the collectives that read a level come right after it, in file order. Nodes that
 depend on no input (constants, dequantised weights) are copied into each segment that reads them, so that no weight is
 passed around.
+
+An If whose branches hold collectives stands where a collective would, as a choice between the stages of two graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -46,7 +48,38 @@ class Exchange:
     owned: bool
 
 
-Stage = Segment | Exchange
+@dataclass(frozen=True)
+class Branch:
+    """One branch of a Choice, complete in itself.
+
+    `graph` holds the branch with the weights and fixed nodes that it reads from outside; its inputs are the moving
+    values that it captures, under their own names.
+    """
+
+    graph: onnx.GraphProto
+    stages: tuple[Stage, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return tuple(value.name for value in self.graph.input)
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        return tuple(value.name for value in self.graph.output)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An If whose branches hold collectives: all ranks must find the same in `condition`, and run the same branch."""
+
+    name: str
+    condition: str
+    then_branch: Branch
+    else_branch: Branch
+    outputs: tuple[str, ...]
+
+
+Stage = Segment | Exchange | Choice
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
@@ -59,33 +92,46 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 def reads(node: onnx.NodeProto) -> list[str]:
     """Names a node reads, those that its subgraphs capture from outside included."""
-    names = [name for name in node.input if name]
-    for graph in subgraphs(node):
-        local = {value.name for value in [*graph.input, *graph.initializer]}
-        for inner in graph.node:
-            names += [name for name in reads(inner) if name not in local]
-            local.update(inner.output)
-        names += [value.name for value in graph.output if value.name not in local]
-    return names
+    return [name for name in node.input if name] + [name for graph in subgraphs(node) for name in captures(graph)]
+
+
+def captures(graph: onnx.GraphProto) -> list[str]:
+    """Names that a branch or body reads from outside, those that its own subgraphs capture included."""
+    names: list[str] = []
+    local = {value.name for value in [*graph.input, *graph.initializer]}
+    for node in graph.node:
+        names += [name for name in reads(node) if name not in local]
+        local.update(node.output)
+    return names + [value.name for value in graph.output if value.name not in local]
 
 
 def split(graph: onnx.GraphProto) -> list[Stage]:
     """The stages of `graph` in the order they run. Nodes must be in topological order, as ONNX demands.
 
     Raises:
-        Refused: TP602 a collective inside If, Loop or Scan; TP461 a collective that contradicts itself.
+        Refused: TP602 a collective inside a Loop or Scan; TP461 a collective that contradicts itself.
     """
     nodes = _widened(graph)
-    _refuse_inner_collectives(nodes)
+    _refuse_collectives_in_loops(nodes)
     return list(_Splitter(graph, nodes).stages())
+
+
+def collectives(stages: Iterable[Stage]) -> Iterator[Collective]:
+    """Every collective of `stages` in order: of a choice those of the then_branch, then those of the else_branch."""
+    for stage in stages:
+        if isinstance(stage, Exchange):
+            yield stage.collective
+        elif isinstance(stage, Choice):
+            yield from collectives(stage.then_branch.stages)
+            yield from collectives(stage.else_branch.stages)
 
 
 class _Splitter:
     """What is known of a graph while it is cut: levels of moving values, nodes of fixed ones, who reads what."""
 
     def __init__(self, graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
-        self.stored = {tensor.name for tensor in graph.initializer}
-        self.given = {value.name for value in graph.input} - self.stored
+        self.stored = {tensor.name: tensor for tensor in graph.initializer}
+        self.given = {value.name for value in graph.input} - self.stored.keys()
         self.outputs = [value.name for value in graph.output]
         self.place = {id(node): index for index, node in enumerate(nodes)}
         self.reads = {id(node): reads(node) for node in nodes}
@@ -101,16 +147,16 @@ class _Splitter:
             for name in self.reads[id(node)]:
                 self.uses[name] = self.uses.get(name, 0) + 1
                 # A collective reads at the level of its input: after the segment, so its input must leave it.
-                at = self._depth(node) + (0.5 if is_collective(node) else 0)
+                at = self._depth(node) + (0.5 if _is_joint(node) else 0)
                 self.last_read[name] = max(self.last_read.get(name, 0), at)
 
     def _settle(self, node: onnx.NodeProto) -> None:
         """Sort `node` among the fixed or the moving, the latter with a level."""
         levels = [self.level[name] for name in self.reads[id(node)] if name in self.level]
         made = [name for name in node.output if name]
-        if levels or is_collective(node) or node.op_type in RANDOM:
+        if levels or _is_joint(node) or node.op_type in RANDOM:
             self.moving.append(node)
-            self.level.update(dict.fromkeys(made, max(levels, default=0) + is_collective(node)))
+            self.level.update(dict.fromkeys(made, max(levels, default=0) + _is_joint(node)))
         else:
             self.fixed.update(dict.fromkeys(made, node))
 
@@ -119,7 +165,7 @@ class _Splitter:
         first_read: dict[str, int] = dict.fromkeys(self.outputs, 0)
         for node in reversed(self.moving):
             made = [name for name in node.output if name]
-            if not is_collective(node) and node.op_type not in RANDOM:
+            if not _is_joint(node) and node.op_type not in RANDOM:
                 readers = [first_read[name] for name in made if name in first_read]
                 self.level.update(dict.fromkeys(made, max(self._depth(node), min(readers, default=0))))
             for name in self.reads[id(node)]:
@@ -128,19 +174,38 @@ class _Splitter:
     def _depth(self, node: onnx.NodeProto) -> int:
         """After how many collectives `node` runs."""
         first = next(name for name in node.output if name)
-        return self.level[first] - is_collective(node)
+        return self.level[first] - _is_joint(node)
 
     def stages(self) -> Iterator[Stage]:
         depths = range(1 + max(self.level.values(), default=0))
         own: list[list[onnx.NodeProto]] = [[] for _ in depths]
         after: list[list[onnx.NodeProto]] = [[] for _ in depths]
         for node in self.moving:
-            (after if is_collective(node) else own)[self._depth(node)].append(node)
+            (after if _is_joint(node) else own)[self._depth(node)].append(node)
         for depth in depths:
             yield from self._segment(depth, own[depth], after)
             for node in after[depth]:
                 name = node.input[0]
-                yield Exchange(read_collective(node), owned=self.uses[name] == 1 and name not in self.given)
+                if is_collective(node):
+                    yield Exchange(read_collective(node), owned=self.uses[name] == 1 and name not in self.given)
+                    continue
+                branches = {entry.name: self._branch(entry.g) for entry in node.attribute}
+                yield Choice(
+                    node.name or node.output[0], name, branches["then_branch"], branches["else_branch"],
+                    tuple(node.output),
+                )  # fmt: skip
+
+    def _branch(self, inner: onnx.GraphProto) -> Branch:
+        """A branch as a graph of its own, cut into stages."""
+        captured = list(dict.fromkeys(captures(inner)))
+        fixed = sorted(self._fixed_below(captured), key=lambda node: self.place[id(node)])
+        read = dict.fromkeys(captured + [name for node in fixed for name in self.reads[id(node)]])
+        graph = onnx.GraphProto(name=inner.name, value_info=inner.value_info, output=inner.output)
+        graph.node.extend([*fixed, *inner.node])
+        graph.input.extend(onnx.ValueInfoProto(name=name) for name in captured if name in self.level)
+        graph.initializer.extend(inner.initializer)
+        graph.initializer.extend(self.stored[name] for name in read if name in self.stored)
+        return Branch(graph, tuple(split(graph)))
 
     def _segment(
         self, depth: int, own: list[onnx.NodeProto], after: Sequence[Sequence[onnx.NodeProto]]
@@ -195,16 +260,21 @@ def _widened(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     return nodes
 
 
-def _refuse_inner_collectives(nodes: Sequence[onnx.NodeProto]) -> None:
+def _refuse_collectives_in_loops(nodes: Sequence[onnx.NodeProto]) -> None:
     for node in nodes:
-        if any(map(_holds_collective, subgraphs(node))):
+        if node.op_type != "If" and any(map(_holds_collective, subgraphs(node))):
             raise refuse(
                 "TP602",
                 f"{node.op_type} {node.name or node.output[0]}",
-                "holds collectives inside, and this runtime runs them only at the top of a graph",
-                "Compile again with the weights inside pinned whole, or export each branch apart",
+                "holds collectives inside, and how often its body runs may differ between ranks",
+                "Compile the model again; tpcompile leaves whole what a loop computes",
             )
 
 
+def _is_joint(node: onnx.NodeProto) -> bool:
+    """Whether all ranks must come to this node together: a collective, or an If that holds some."""
+    return is_collective(node) or any(map(_holds_collective, subgraphs(node)))
+
+
 def _holds_collective(graph: onnx.GraphProto) -> bool:
-    return any(is_collective(node) or any(map(_holds_collective, subgraphs(node))) for node in graph.node)
+    return any(map(_is_joint, graph.node))

@@ -225,7 +225,7 @@ class Rewriter:
         if relation.lookup is not None and own:
             ids, mine = masked_ids(self.emitter, relation, self.cut.only(active), inputs[1], outputs[0])
             found = self.emitter.name(f"{outputs[0]}.found")
-            self._append(node, [inputs[0], ids], [found])
+            self._append(node, [inputs[0], ids, *inputs[2:]], [found])
             mask_rows(self.emitter, node.outputs[0], found, mine, outputs[0])
             return
         attributes, dropped = self.sizes.apply(node, relation, self.cut.only(active), inputs)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from tests.dims.trees import cuts, held, leaf
+from tests.dims.trees import counted, cuts, held, leaf
 from tpcompile.dims.cut import Cut, Mesh, block
-from tpcompile.dims.dim import Dim, concatenation, product
+from tpcompile.dims.dim import Dim, blocks, concatenation, product
 
 
 @pytest.mark.parametrize("degree", range(1, 9))
@@ -21,6 +21,31 @@ def test_blocks_tile_every_size(degree: int) -> None:
         assert all(a[1] == b[0] for a, b in itertools.pairwise(edges))
         lengths = [stop - start for start, stop in edges]
         assert lengths == sorted(lengths, reverse=True) and lengths[0] - lengths[-1] <= 1
+
+
+@pytest.mark.parametrize("size, grain, degree, lengths",
+                         [(352, 32, 2, [192, 160]), (352, 64, 4, [128, 128, 64, 32]), (170, 32, 3, [64, 64, 42])],
+)  # fmt: skip
+def test_a_grain_is_never_divided(size: int, grain: int, degree: int, lengths: list[int]) -> None:
+    edges = [block(size, degree, coordinate, grain) for coordinate in range(degree)]
+    assert [stop - start for start, stop in edges] == lengths
+    assert all(start % grain == 0 for start, _ in edges)
+
+
+@given(counted())
+def test_blocks_go_with_their_elements(given: tuple[Dim, Dim, int, Cut]) -> None:
+    dim, count, length, cut = given
+    found = [cut.index(count, rank) for rank in range(cut.mesh.tp)]
+    assert set(np.concatenate(found)) == set(range(count.size))
+    assert cut.covered(count) == cut.covered(dim) and cut.leaves(count) == cut.leaves(dim)
+    for rank, held_blocks in enumerate(found):
+        elements = cut.index(dim, rank)
+        assert len(elements) and elements[0] % length == 0
+        assert held_blocks.tolist() == sorted({element // length for element in elements.tolist()})
+        assert cut.local_size(count, rank) == len(held_blocks) == -(-len(elements) // length)
+    for axis in cut.covered(count):
+        for group in cut.mesh.groups((axis,)):
+            assert sum(len(found[rank]) for rank in group) == len(set(np.concatenate([found[r] for r in group])))
 
 
 @given(cuts())
@@ -82,6 +107,16 @@ def test_a_fused_weight_is_cut_in_each_of_its_parts() -> None:
     cut = Cut(Mesh(2), {query: (0,), key: (0,)})
     assert cut.index(dim, 1).tolist() == [4, 5, 6, 7, 10, 11, 14, 15]
     assert cut.covered(dim) == {0} and cut.ratio(dim, 1) == (8, 16)
+
+
+def test_blocks_of_two_lengths_over_one_axis_are_cut_where_both_begin() -> None:
+    dim = leaf(352)
+    scales, bytes_of_zeros = blocks(dim, 48), blocks(dim, 32)
+    cut = Cut(Mesh(3), {dim: (0,)})
+    assert dim.most_parts == 4 and repr(scales) == "blocks(352 / 48)"
+    assert [cut.local_size(dim, rank) for rank in range(3)] == [192, 96, 64]
+    assert [cut.index(scales, rank).tolist() for rank in range(3)] == [[0, 1, 2, 3], [4, 5], [6, 7]]
+    assert [cut.index(bytes_of_zeros, rank).tolist() for rank in range(3)] == [[0, 1, 2, 3, 4, 5], [6, 7, 8], [9, 10]]
 
 
 def test_a_sum_that_is_cut_in_part_is_touched_and_not_covered() -> None:

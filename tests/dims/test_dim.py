@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.dims.trees import leaf, trees
 from tpcompile.dims.dim import (
     Dim,
+    blocks,
     concatenation,
     factors,
     identical,
@@ -28,6 +29,20 @@ def test_a_reshape_into_heads_names_the_columns_of_the_weight() -> None:
     assert unify(columns, product([heads, size]))
     assert repr(columns) == "product(32, 128)"
     assert [root(part) for part in factors(columns)] == [heads, size]
+
+
+def test_blocks_that_are_counted_over_one_dim_are_one() -> None:
+    a, b, scales = leaf(50), leaf(50), leaf(4)
+    assert unify(scales, blocks(a, 16)) and unify(a, b)
+    assert unify(scales, blocks(b, 16)) and identical(scales, blocks(b, 16))
+    assert not identical(scales, blocks(b, 14)) and not unify(blocks(b, 14), blocks(b, 16))
+    assert list(leaves(scales)) == [root(b)] and root(b).grain == 112 and root(b).most_parts == 1
+
+
+def test_the_grain_of_two_leaves_that_become_one_is_that_of_both() -> None:
+    a, b = leaf(96), leaf(96)
+    blocks(a, 4), blocks(b, 6)
+    assert unify(a, b) and root(a).grain == 12 and root(a).most_parts == 8
 
 
 def test_a_fused_weight_is_a_sum_of_heads() -> None:
@@ -146,7 +161,7 @@ def test_row_major_lists_of_one_size_agree_where_their_edges_nest(sizes: list[in
 
 def assert_sizes_add_up(dim: Dim) -> None:
     top = root(dim)
-    if top.kind == "leaf":
+    if top.kind in ("leaf", "blocks"):
         return
     sizes = [part.size for part in top.parts]
     expected = sum(sizes)
@@ -165,6 +180,7 @@ def assert_sizes_add_up(dim: Dim) -> None:
         (leaf(4096), "4096"),
         (Dim((5, 11)), "~5/11"),
         (product([leaf(4), concatenation([leaf(2), leaf(1)])]), "product(4, sum(2, 1))"),
+        (product([leaf(4), blocks(leaf(50), 16)]), "product(4, blocks(50 / 16))"),
     ],
     ids=str,
 )

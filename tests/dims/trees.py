@@ -7,7 +7,7 @@ import random
 from hypothesis import strategies as st
 
 from tpcompile.dims.cut import Cut, Mesh, SubAxes
-from tpcompile.dims.dim import Dim, concatenation, product, root
+from tpcompile.dims.dim import Dim, blocks, concatenation, leaves, product, root
 
 LARGEST = 200
 
@@ -48,7 +48,7 @@ def _choose(dim: Dim, mesh: Mesh, free: set[int], chance: random.Random, plan: d
     top = root(dim)
     if top.kind == "leaf":
         axes = tuple(sorted(axis for axis in free if chance.random() < 0.6))
-        if axes and top.size >= mesh.degree(axes):
+        if axes and top.most_parts >= mesh.degree(axes):
             plan[top] = axes
             return set(axes)
         return set()
@@ -77,7 +77,24 @@ def _holds(top: Dim, element: int, cut: Cut, rank: int) -> bool:
         return True
     axes = cut.of(top)
     degree, coordinate = cut.mesh.degree(axes), cut.mesh.coordinate(rank, axes)
-    larger, small = top.size % degree, top.size // degree
+    element //= top.grain
+    larger, small = top.most_parts % degree, top.most_parts // degree
     edge = larger * (small + 1)
     block = element // (small + 1) if element < edge else larger + (element - edge) // small
     return block == coordinate
+
+
+@st.composite
+def counted(draw: st.DrawFn) -> tuple[Dim, Dim, int, Cut]:
+    """A tree, a dim that counts the blocks of one of its leaves, their length, and a cut of the tree."""
+    tree = draw(trees())
+    found = [leaf for leaf in leaves(tree) if leaf.size > 1]
+    if not found:
+        return draw(counted())
+    leaf = draw(st.sampled_from(found))
+    lengths = draw(st.lists(st.integers(1, leaf.size - 1), min_size=1, max_size=2))
+    counts = [blocks(leaf, length) for length in lengths]
+    mesh = Mesh(draw(st.integers(1, 8)))
+    plan: dict[Dim, SubAxes] = {}
+    _choose(tree, mesh, set(mesh.all_axes), random.Random(draw(st.integers(0, 10_000))), plan)
+    return leaf, counts[0], lengths[0], Cut(mesh, plan)

@@ -168,8 +168,7 @@ def test_all_that_cannot_hold_is_said_at_once(tmp_path: Path) -> None:
 def test_too_few_parts(tmp_path: Path) -> None:
     text = HEAD.replace("4", "41") + '[[dimension]]\nname = "up0[1]"\nsub_axes = [0]\n'
     assert refusal(text, tmp_path, 41) == [
-        "TP113 p.toml: 'up0[1]': it cannot be cut over [0]: its size 36 gives fewer than 41 parts. "
-        "Use fewer sub_axes, or []",
+        "TP113 p.toml: 'up0[1]': it cannot be cut over [0]: it has 36 parts, fewer than 41. Use fewer sub_axes, or []",
     ]
 
 

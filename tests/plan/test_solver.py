@@ -35,7 +35,7 @@ def choices(problem: Problem) -> Iterator[Choice]:
     each = []
     for group, classes in enumerate(problem.groups):
         stuck = group in problem.forbidden or (group, group) in problem.exclusive
-        each.append([s for s in subsets if not s or (not stuck and mesh.degree(s) <= classes[0].size)])
+        each.append([s for s in subsets if not s or (not stuck and mesh.degree(s) <= classes[0].most_parts)])
     for found in itertools.product(*each):
         choice = {group: axes for group, axes in enumerate(found) if axes}
         if feasible(problem, mesh, choice):

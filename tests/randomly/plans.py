@@ -146,11 +146,11 @@ def listed(problem: Problem, random: np.random.Generator) -> Choice:
     for group in random.permutation(len(problem.groups)).tolist():
         if group in problem.forbidden or random.random() < 0.15:
             continue
-        size = problem.groups[group][0].size
+        parts = problem.groups[group][0].most_parts
         free = [axis for axis in problem.mesh.all_axes if random.random() < 0.8]
         while free:
             tried = choice | {group: tuple(free)}
-            if problem.mesh.degree(tuple(free)) <= size and not feasible(problem, problem.mesh, tried):
+            if problem.mesh.degree(tuple(free)) <= parts and not feasible(problem, problem.mesh, tried):
                 choice = tried
                 break
             free.pop(int(random.integers(len(free))))

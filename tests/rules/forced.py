@@ -138,7 +138,7 @@ def single_cuts(named: Mapping[str, Dim], mesh: Mesh) -> Iterator[Plan]:
     for leaf in named.values():
         for count in range(1, len(mesh.primes) + 1):
             for axes in itertools.combinations(mesh.all_axes, count):
-                if leaf.size >= mesh.degree(axes):
+                if leaf.most_parts >= mesh.degree(axes):
                     yield {leaf: axes}
 
 
@@ -152,7 +152,7 @@ def random_cuts(analysis: Analysis, named: Mapping[str, Dim], mesh: Mesh, seed: 
     for leaf in order:
         taken = {axis for other, axes in plan.items() if frozenset((leaf, other)) in apart for axis in axes}
         axes = tuple(axis for axis in mesh.all_axes if axis not in taken and draw.random() < 0.6)
-        if axes and leaf.size >= mesh.degree(axes):
+        if axes and leaf.most_parts >= mesh.degree(axes):
             plan[leaf] = axes
     return plan
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 import onnx
@@ -26,7 +27,8 @@ class Sample:
             first, inputs before outputs.
         sums: the dims along which a cut leaves a partial sum. All other static dims must be whole.
         opset: of ai.onnx.
-        values: the range [low, high) of random values by name; by default normal numbers of both signs.
+        values: the range [low, high) of random values by name; by default normal numbers of both signs, for integers of
+            8 bits or less all there are, for others from 0 to 4.
         sizes: what symbols stand for when the graph is run.
         note: tells samples of one operator apart.
     """
@@ -88,8 +90,9 @@ def drawn(name: str, elem_type: int, shape: list[int], between: tuple[float, flo
     dtype = helper.tensor_dtype_to_np_dtype(elem_type)
     if elem_type == TensorProto.BOOL:
         return np.asarray(random.random(shape) < 0.5)
-    if dtype.kind in "iu":
-        low, high = between or (0, 5)
+    if dtype.name.startswith(("int", "uint")):
+        narrow = ml_dtypes.iinfo(dtype)
+        low, high = between or ((narrow.min, narrow.max + 1) if narrow.bits <= 8 else (0, 5))
         return random.integers(int(low), int(high), shape).astype(dtype)
     found = random.standard_normal(shape) if between is None else random.uniform(*between, shape)
     return np.asarray(found).astype(dtype)

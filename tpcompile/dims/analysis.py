@@ -73,9 +73,23 @@ def analyze(program: Program, ties: Sequence[tuple[Value, Value, Sequence[int]]]
     for a, b, axes in ties:
         for value in (a, b):
             found.conflicts[value] |= frozenset(_untied(found, a, b, axes))
+    lost = any(any(crossed(count)) for relation in found.relations.values() for count in relation.counts)
     for node, relation in found.relations.items():
         found.blocked[node] = _settle(found, node, relation)
+        if lost:
+            for leaf in (leaf for axes in (*relation.inputs, *relation.outputs) for leaf in crossed(*(axes or ()))):
+                found.blocked[node].setdefault(leaf, "its blocks go across parts that were found in it")
     return found
+
+
+def crossed(*dims: Dim) -> Iterator[Dim]:
+    """Leaves below dims over which blocks are counted though they turned out to be products or sums."""
+    for dim in dims:
+        top = root(dim)
+        if top.kind == "blocks" and root(top.parts[0]).kind != "leaf":
+            yield from leaves(top)
+        else:
+            yield from crossed(*top.parts)
 
 
 def _untied(found: Analysis, a: Value, b: Value, axes: Sequence[int]) -> Iterator[Dim]:

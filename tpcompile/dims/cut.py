@@ -72,11 +72,15 @@ class Mesh:
         return [sorted(group, key=lambda rank: self.coordinate(rank, axes)) for group in found.values()]
 
 
-def block(size: int, degree: int, coordinate: int) -> tuple[int, int]:
-    """(start, stop) of one of `degree` blocks of `size` elements, as even as can be, the larger ones first."""
-    quotient, remainder = divmod(size, degree)
+def block(size: int, degree: int, coordinate: int, grain: int = 1) -> tuple[int, int]:
+    """(start, stop) of one of `degree` blocks of `size` elements, as even as can be, the larger ones first.
+
+    Blocks start at multiples of `grain`; the last grain of all may be a shorter one.
+    """
+    quotient, remainder = divmod(-(-size // grain), degree)
     start = coordinate * quotient + min(coordinate, remainder)
-    return start, start + quotient + (coordinate < remainder)
+    stop = start + quotient + (coordinate < remainder)
+    return min(start * grain, size), min(stop * grain, size)
 
 
 @dataclass
@@ -91,6 +95,13 @@ class Cut:
     def of(self, leaf: Dim) -> SubAxes:
         return self.axes.get(root(leaf), ())
 
+    def block(self, leaf: Dim, rank: int) -> tuple[int, int]:
+        """(start, stop) of what a rank holds of a leaf."""
+        axes = self.of(leaf)
+        if not axes:
+            return 0, leaf.size
+        return block(leaf.size, self.mesh.degree(axes), self.mesh.coordinate(rank, axes), leaf.grain)
+
     def leaves(self, dim: Dim) -> list[Dim]:
         """The leaves of `dim` that are cut, each once, from left to right."""
         return list(dict.fromkeys(leaf for leaf in leaves(dim) if leaf in self.axes))
@@ -104,7 +115,8 @@ class Cut:
     def index(self, dim: Dim, rank: int) -> Indices:
         """The elements of a static `dim` that `rank` holds, in order.
 
-        leaf: a block; product: the outer product of its parts' indices; sum: their concatenation with offsets.
+        leaf: a block; product: the outer product of its parts' indices; sum: their concatenation with offsets; blocks:
+        those that the elements fall into.
         """
         top = root(dim)
         key = (id(top), rank)
@@ -114,9 +126,9 @@ class Cut:
 
     def _index(self, top: Dim, rank: int) -> Indices:
         if top.kind == "leaf":
-            axes = self.of(top)
-            start, stop = block(top.size, self.mesh.degree(axes), self.mesh.coordinate(rank, axes))
-            return np.arange(start, stop, dtype=np.int64)
+            return np.arange(*self.block(top, rank), dtype=np.int64)
+        if top.kind == "blocks":
+            return np.unique(self.index(top.parts[0], rank) // top.length)
         if top.kind == "product":
             found = np.zeros(1, dtype=np.int64)
             for part in top.parts:
@@ -132,12 +144,11 @@ class Cut:
         """How many elements of a static dim a rank holds."""
         top = root(dim)
         if top.kind == "leaf":
-            axes = self.of(top)
-            if not axes:
-                return top.size
-            start, stop = block(top.size, self.mesh.degree(axes), self.mesh.coordinate(rank, axes))
+            start, stop = self.block(top, rank)
             return stop - start
         sizes = [self.local_size(part, rank) for part in top.parts]
+        if top.kind == "blocks":
+            return -(-sizes[0] // top.length)
         if top.kind == "sum":
             return sum(sizes)
         found = 1

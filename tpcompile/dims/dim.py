@@ -1,26 +1,34 @@
 """Dimensions as trees: what stands at an axis of a value, shared by union-find.
 
-A dim is a *leaf* (a size), a *product* (row-major: 4096 = heads 32 × head size 128) or a *sum* (a concatenation: the
-columns of a fused QKV weight). Axes that an operator relates share one dim; refining it anywhere (a Reshape far below)
-refines it everywhere. Sizes are kept once per analysis sample, so that a dim is static iff its sizes agree.
+A dim is a *leaf* (a size), a *product* (row-major: 4096 = heads 32 × head size 128), a *sum* (a concatenation: the
+columns of a fused QKV weight) or *blocks* (352 / 64 → 6: how many blocks of a length a dim fills, the last not always
+full: the scales of a quantised axis). Axes that an operator relates share one dim; refining it anywhere (a Reshape far
+below) refines it everywhere. Sizes are kept once per analysis sample, so that a dim is static iff its sizes agree.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 Sizes = tuple[int, ...]
 
 
 class Dim:
-    """A node of the forest. Use `root`, `factors`, `segments` and `leaves` to look at it, `unify` to relate two."""
+    """A node of the forest. Use `root`, `factors`, `segments` and `leaves` to look at it, `unify` to relate two.
 
-    __slots__ = ("kind", "parent", "parts", "sizes")
+    `grain`, of a leaf: it is cut at multiples of so many elements only, where all blocks counted over it begin.
+    `length`, of blocks: the elements of their one part that each counts.
+    """
 
-    def __init__(self, sizes: Sizes, kind: str = "leaf", parts: tuple[Dim, ...] = ()) -> None:
+    __slots__ = ("grain", "kind", "length", "parent", "parts", "sizes")
+
+    def __init__(self, sizes: Sizes, kind: str = "leaf", parts: tuple[Dim, ...] = (), length: int = 1) -> None:
         self.sizes = sizes
         self.kind = kind
         self.parts = parts
+        self.length = length
+        self.grain = 1
         self.parent: Dim | None = None
 
     @property
@@ -34,6 +42,11 @@ class Dim:
         return self.sizes[0]
 
     @property
+    def most_parts(self) -> int:
+        """Into how many parts a static leaf can be cut."""
+        return -(-self.size // self.grain)
+
+    @property
     def unit(self) -> bool:
         return all(size == 1 for size in self.sizes)
 
@@ -41,7 +54,8 @@ class Dim:
         found = root(self)
         if found.kind == "leaf":
             return str(found.size) if found.static else "~" + "/".join(map(str, found.sizes))
-        return f"{'product' if found.kind == 'product' else 'sum'}({', '.join(map(repr, found.parts))})"
+        length = f" / {found.length}" if found.kind == "blocks" else ""
+        return f"{found.kind}({', '.join(map(repr, found.parts))}{length})"
 
 
 def root(dim: Dim) -> Dim:
@@ -76,8 +90,16 @@ def concatenation(parts: Sequence[Dim]) -> Dim:
     return Dim(sizes, "sum", tuple(parts))
 
 
+def blocks(counted: Dim, length: int) -> Dim:
+    """How many blocks of `length` elements a dim fills, two at least; a leaf is cut only where blocks begin then."""
+    top = root(counted)
+    if top.kind == "leaf":
+        top.grain = math.lcm(top.grain, length)
+    return Dim(tuple(-(-size // length) for size in top.sizes), "blocks", (top,), length)
+
+
 def factors(dim: Dim) -> list[Dim]:
-    """The dim as a row-major list of leaves and sums, units left out."""
+    """The dim as a row-major list of leaves, sums and blocks, units left out."""
     top = root(dim)
     if top.unit:
         return []
@@ -87,7 +109,7 @@ def factors(dim: Dim) -> list[Dim]:
 
 
 def segments(dim: Dim) -> list[Dim]:
-    """The dim as a list of concatenated leaves and products."""
+    """The dim as a list of concatenated leaves, products and blocks."""
     top = root(dim)
     if top.kind != "sum":
         return [top]
@@ -114,6 +136,8 @@ def canonical(dim: Dim) -> object:
     if top.kind == "product":
         found = tuple(canonical(factor) for factor in factors(top))
         return found[0] if len(found) == 1 else ("product", *found)
+    if top.kind == "blocks":
+        return ("blocks", top.length, canonical(top.parts[0]))
     return ("sum", *(canonical(segment) for segment in segments(top)))
 
 
@@ -139,12 +163,16 @@ def unify(a: Dim, b: Dim) -> bool:
         if any(leaf is a for leaf in leaves(b)):
             return False
         a.parent = b
+        b.grain = math.lcm(a.grain, b.grain)
         return True
-    if a.kind != b.kind:
+    if a.kind != b.kind or a.length != b.length:
         return False
-    agreed = (
-        _align_factors(factors(a), factors(b)) if a.kind == "product" else _align_segments(segments(a), segments(b))
-    )
+    if a.kind == "blocks":
+        agreed = unify(a.parts[0], b.parts[0])
+    elif a.kind == "product":
+        agreed = _align_factors(factors(a), factors(b))
+    else:
+        agreed = _align_segments(segments(a), segments(b))
     a, b = root(a), root(b)
     if agreed and a is not b and not any(leaf is a for leaf in leaves(b)):
         a.parent = b

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tpcompile.dims.cut import Cut
-from tpcompile.dims.dim import Dim, concatenation, identical, leaves, product, root, unify, unify_products
+from tpcompile.dims.dim import Dim, blocks, concatenation, identical, leaves, product, root, unify, unify_products
 from tpcompile.graph.program import Node, Value
 
 Axes = list[Dim]
@@ -84,6 +84,7 @@ class Relation:
         self.joint = False
         self.once: frozenset[int] = frozenset()
         self.lookup: Lookup | None = None
+        self.counts: list[Dim] = []
         self._spoken: set[int] = set()
         self._made: list[Dim] = []
 
@@ -162,6 +163,26 @@ class Relation:
         found = concatenation(parts)
         self._made.append(found)
         return found
+
+    def blocks(self, dim: Dim, length: int, why: str) -> Dim:
+        """How many blocks of `length` elements fill `dim`, as a dim: both are cut where a block begins, if at all."""
+        if not dim.static:
+            raise NotCovered("blocks along an axis of unknown size")
+        top, ones = root(dim), (1,) * len(dim.sizes)
+        count = Dim((-(-dim.size // length),) * len(ones))
+        if top.kind == "blocks":
+            return self.blocks(top.parts[0], top.length * length, why)
+        if dim.size % length == 0:
+            within = Dim((length,) * len(ones))
+            self.pair_products([dim], [count, within])
+            self.whole(within, why)
+        elif count.size > 1 and top.kind == "leaf":
+            count = blocks(dim, length)
+            self.counts.append(count)
+        else:
+            self.whole(dim, why)
+            self.whole(count, why)
+        return count
 
     def _speak(self, *dims: Dim) -> None:
         for dim in dims:

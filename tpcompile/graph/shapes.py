@@ -22,6 +22,7 @@ from onnx import helper, numpy_helper
 
 from tpcompile.graph import attention_shapes as _attention_shapes  # noqa: F401 - fills the table
 from tpcompile.graph import contrib_shapes as _contrib_shapes  # noqa: F401 - fills the table
+from tpcompile.graph import quantized_shapes as _quantized_shapes  # noqa: F401 - fills the table
 from tpcompile.graph.constants import SMALL_FLOATS, SMALL_INTEGERS, constant_of
 from tpcompile.graph.evaluate import BROADCAST, NotEvaluable, evaluate, varying
 from tpcompile.graph.program import Node, Program, Sizes, Value

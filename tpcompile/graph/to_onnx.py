@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,7 +18,8 @@ from tpcompile.graph.tensors import ONNX_DTYPES
 from tpcompile.targets.collectives import DOMAIN, OP_TYPE, VERSION, make_collective
 from tpcompile.weights.checksum import KEY as CHECKSUM
 from tpcompile.weights.layout import Location
-from tpcompile.weights.ranges import is_whole, local_shape
+from tpcompile.weights.ranges import Part, is_whole, local_shape, take
+from tpcompile.weights.widths import bits_of, bytes_of, pack, unpack
 
 Places = Mapping[str, tuple[Location, str]]
 INLINE_BYTES = 4096
@@ -149,19 +151,17 @@ def _node(node: LocalNode, rank: int) -> onnx.NodeProto:
 
 
 def inline_bytes(weight: LocalWeight, data: bytes, rank: int) -> bytes:
-    """This rank's part of a small stored tensor of whole-byte elements."""
-    part = weight.parts[rank]
-    shape = weight.weight.shape
-    count = int(np.prod(shape, dtype=np.int64))
-    width = len(data) // count if count else 1
+    """This rank's part of a small stored tensor."""
+    part, shape = weight.parts[rank], weight.weight.shape
+    bits = bits_of(weight.weight.dtype, weight.name)
+    if rank in weight.zeroed:
+        return bytes(bytes_of(bits, local_shape(shape, part)))
     if is_whole(shape, part):
-        return bytes(len(data)) if rank in weight.zeroed else data
-    array = np.frombuffer(data, np.uint8).reshape(*shape, width)
-    for axis, ranges in enumerate(part.axes):
-        if ranges is not None:
-            array = np.take(array, np.concatenate([np.arange(a, b) for a, b in ranges]), axis=axis)
-    found = np.ascontiguousarray(array).tobytes()
-    return bytes(len(found)) if rank in weight.zeroed else found
+        return data
+    flat = np.frombuffer(data, np.uint8)
+    if bits < 8:
+        return pack(take(unpack(flat, bits, math.prod(shape)).reshape(shape), part), bits).tobytes()
+    return take(flat.reshape(*shape, bits // 8), Part((*part.axes, None))).tobytes()
 
 
 def declared_shape(value: Value, info: onnx.ValueInfoProto) -> list[int | str | None]:

@@ -52,7 +52,7 @@ def reasons_left_whole(solver: Solver, choice: Choice, cost_bytes: float, wishes
     for group, classes in enumerate(problem.groups):
         if group in choice:
             continue
-        size = classes[0].size
+        parts = classes[0].most_parts
         pinned = [wish.label for wish in wishes if not wish.cut and any(group in term for term in wish.terms)]
         smallest = min(problem.mesh.primes, default=1)
         if pinned:
@@ -61,8 +61,8 @@ def reasons_left_whole(solver: Solver, choice: Choice, cost_bytes: float, wishes
             found[group] = problem.forbidden[group]
         elif (group, group) in problem.exclusive:
             found[group] = "two such dimensions meet in one product"
-        elif size < smallest:
-            found[group] = f"{size} parts are too few for {smallest} ranks"
+        elif parts < smallest:
+            found[group] = f"{parts} parts are too few for {smallest} ranks"
         elif len(found) < ASKED_AT_MOST:
             found[group] = _price(solver, group, cost_bytes, wishes)
     return found
@@ -73,7 +73,7 @@ def _price(solver: Solver, group: int, cost_bytes: float, wishes: list[Wish]) ->
     if forced is None and wishes:
         return "the pins leave no room for it"
     if forced is None:
-        return f"{solver.problem.groups[group][0].size} parts are too few for {solver.problem.mesh.tp} ranks"
+        return f"{solver.problem.groups[group][0].most_parts} parts are too few for {solver.problem.mesh.tp} ranks"
     other, cost = forced
     instead = [g for g in solver.problem.groups_excluded_by(group) if g not in other]
     text = f"cutting it would cost {bytes_text(max(cost - cost_bytes, 0))} of reading more a step"

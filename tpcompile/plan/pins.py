@@ -140,7 +140,7 @@ def _why_not(solver: Solver, wishes: Sequence[Wish], tp: int) -> str:
     problem = solver.problem
     for wish in wishes:
         for term in wish.terms:
-            sizes = sorted({problem.groups[group][0].size for group in term})
+            sizes = sorted({problem.groups[group][0].most_parts for group in term})
             if wish.cut and max(sizes, default=0) < tp:
                 return f"the dimension has {' × '.join(map(str, sizes))} parts, too few for {tp} ranks"
             for group in term:

@@ -59,8 +59,8 @@ def _planned(
 ) -> PlannedGroup:
     mesh, axes = problem.mesh, choice.get(index, ())
     degree = mesh.degree(axes)
-    size = classes[0].size
-    blocks = tuple(stop - start for start, stop in (block(size, degree, k) for k in range(degree)))
+    size, grain = classes[0].size, classes[0].leaf.grain
+    blocks = tuple(stop - start for start, stop in (block(size, degree, k, grain) for k in range(degree)))
     stored = sum(nbytes for key, nbytes in problem.weights.items() if index in key)
     saved = sum(
         nbytes

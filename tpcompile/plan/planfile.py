@@ -97,7 +97,7 @@ def read_plan(path: Path, problem: Problem) -> PlanFile:
                 )
             )
             continue
-        size = problem.groups[groups[name]][0].size
+        parts = problem.groups[groups[name]][0].most_parts
         if list(axes) != sorted(set(axes) & set(mesh.all_axes)):
             faults.append(
                 Fault(
@@ -107,8 +107,8 @@ def read_plan(path: Path, problem: Problem) -> PlanFile:
                     f"Use some of {list(mesh.all_axes)}",
                 )
             )
-        elif axes and (mesh.degree(axes) > size or groups[name] in problem.forbidden):
-            why = problem.forbidden.get(groups[name], f"its size {size} gives fewer than {mesh.degree(axes)} parts")
+        elif axes and (mesh.degree(axes) > parts or groups[name] in problem.forbidden):
+            why = problem.forbidden.get(groups[name], f"it has {parts} parts, fewer than {mesh.degree(axes)}")
             faults.append(
                 Fault(
                     "TP113",

@@ -45,6 +45,11 @@ class DimClass:
         return self.leaf.size
 
     @property
+    def most_parts(self) -> int:
+        """Into how many parts it can be cut: fewer than its size where blocks are counted over it."""
+        return self.leaf.most_parts
+
+    @property
     def largest(self) -> tuple[Value, int, int]:
         """The place in the largest weight."""
         return max(self.places, key=lambda place: (stored_bytes(place[0]), place[0].name))
@@ -116,7 +121,7 @@ def build_problem(
         stuck = uncut_leaves(analysis, value, nodes)
         for axis, dim in enumerate(axes):
             for position, leaf in enumerate(leaves(dim)):
-                if leaf.static and leaf.size > 1 and leaf not in stuck:
+                if leaf.static and leaf.most_parts > 1 and leaf not in stuck:
                     places[leaf].append((value, axis, position))
     classes = [DimClass(leaf, found) for leaf, found in places.items()]
     problem = Problem(mesh, classes, [])
@@ -166,7 +171,7 @@ def _group(problem: Problem, analysis: Analysis) -> None:
         stored = Counter(
             (value.weight.shape if value.weight else (), value.dtype, axis) for value, axis, _ in cls.places
         )
-        key = (cls.size, frozenset(signature[cls.leaf].items()), frozenset(stored.items()))
+        key = (cls.size, cls.leaf.grain, frozenset(signature[cls.leaf].items()), frozenset(stored.items()))
         cls.group = table.setdefault(key, len(table))
         if cls.group == len(problem.groups):
             problem.groups.append([])

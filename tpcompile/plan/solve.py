@@ -11,7 +11,7 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from tpcompile.dims.cut import Mesh, SubAxes
+from tpcompile.dims.cut import Mesh, SubAxes, block
 from tpcompile.plan.cost import TIE, Prices
 from tpcompile.plan.problem import Problem
 
@@ -90,13 +90,14 @@ class Solver:
             for group in range(len(self.problem.groups))
         }
         for group, classes in enumerate(self.problem.groups):
-            size = classes[0].size
+            leaf = classes[0].leaf
             stuck = group in self.problem.forbidden or (group, group) in self.problem.exclusive
             inner = min(9, classes[0].largest[2])  # outer factors get outer sub-axes: ranks then hold runs of heads
             for axes in self.subsets:
                 degree = self.problem.mesh.degree(axes)
-                allowed = not axes or (degree <= size and not stuck)
-                uneven = (-(-size // degree) * degree / size - 1) * bytes_of[group] / self.problem.mesh.tp
+                allowed = not axes or (degree <= leaf.most_parts and not stuck)
+                largest = block(leaf.size, degree, 0, leaf.grain)[1]
+                uneven = (largest * degree / leaf.size - 1) * bytes_of[group] / self.problem.mesh.tp
                 order = len(axes) + sum(axes) * (1 - 0.1 * inner) + 0.01 * group * len(axes)
                 tie = TIE * total * order / (1 + len(self.problem.groups))
                 price = uneven + tie + (self.prices.a_cut if axes else 0.0)

@@ -98,6 +98,8 @@ def terms(dim: Dim) -> Iterator[tuple[list[Dim], int]]:
     elif top.kind == "sum":
         for part in top.parts:
             yield from terms(part)
+    elif top.kind == "blocks":
+        yield list(leaves(top)), top.sizes[0]
     else:
         for choice in itertools.product(*[list(terms(part)) for part in top.parts]):
             size = 1

@@ -13,7 +13,7 @@ BITS = {
     "bool": 8,
     **{f"{sign}int{bits}": bits for sign in ("", "u") for bits in (2, 4, 8, 16, 32, 64)},
     **{"float16": 16, "bfloat16": 16, "float32": 32, "float64": 64, "complex64": 64, "complex128": 128},
-    **{f"float8{kind}": 8 for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0")},
+    **{f"float8{kind}": 8 for kind in ("e4m3fn", "e4m3fnuz", "e5m2", "e5m2fnuz", "e8m0fnu")},
     **{"float4e2m1": 4, "float4e2m1fn": 4},
 }
 """Bits of one element, by the type's standard name (ml_dtypes writes the same names with underscores)."""

@@ -10,12 +10,22 @@ from tests.rules.samples import (
     joins,
     lookups,
     norms,
+    quantized,
     reductions,
     reshapes,
 )
 
-SAMPLES: list[Sample] = [
-    sample
-    for family in (attention, contractions, elementwise, fused, images, joins, lookups, norms, reductions, reshapes)
-    for sample in family.SAMPLES
-]
+FAMILIES = (
+    attention,
+    contractions,
+    elementwise,
+    fused,
+    images,
+    joins,
+    lookups,
+    norms,
+    quantized,
+    reductions,
+    reshapes,
+)
+SAMPLES: list[Sample] = [sample for family in FAMILIES for sample in family.SAMPLES]

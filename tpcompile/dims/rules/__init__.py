@@ -9,6 +9,7 @@ from tpcompile.dims.rules import (
     joins,
     lookups,
     norms,
+    quantized,
     reductions,
     reshapes,
 )
@@ -22,6 +23,7 @@ __all__ = [
     "joins",
     "lookups",
     "norms",
+    "quantized",
     "reductions",
     "reshapes",
 ]

@@ -63,7 +63,12 @@ def merge(models: list[onnx.ModelProto]) -> tuple[onnx.ModelProto, Counter[str]]
             collectives[attributes(calls[0])["collective_operation"]] += 1
             merged.node.extend(perform(calls))
     for r, model in enumerate(models):
-        for mine, all_ranks in ((model.graph.input, merged.input), (model.graph.output, merged.output)):
+        own = model.graph
+        for mine, all_ranks in (
+            (own.input, merged.input),
+            (own.output, merged.output),
+            (own.value_info, merged.value_info),
+        ):
             for value in mine:
                 all_ranks.add().CopyFrom(value)
                 all_ranks[-1].name = f"{r}/{value.name}"

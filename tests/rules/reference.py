@@ -63,4 +63,23 @@ class GroupNorm(SkipGroupNorm):
         return super()._run(*operands, **attributes)[:1]
 
 
-WITHOUT_KERNELS: tuple[type[OpRun], ...] = (BiasAdd, BiasSplitGelu, GroupNorm, SkipGroupNorm)
+class MultiHeadAttention(OpRun):
+    """Of operands with heads apart, [batch, length, heads, 3 or 2, size]: packed forms have no kernel for CPUs."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self, q: Array, kv: Array | None = None, *, num_heads: int = 1, scale: float | None = None
+    ) -> tuple[Array]:
+        if kv is None:
+            q, k, v = np.moveaxis(q, 3, 0)
+        else:
+            q, (k, v) = q.reshape(*q.shape[:2], num_heads, -1), np.moveaxis(kv, 3, 0)
+        scores = np.einsum("bqhd,bkhd->bhqk", q, k) * (scale or 1 / math.sqrt(q.shape[-1]))
+        weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+        weights /= weights.sum(axis=-1, keepdims=True)
+        y = np.einsum("bhqk,bkhd->bqhd", weights, v)
+        return (y.reshape(*q.shape[:2], -1).astype(v.dtype),)
+
+
+WITHOUT_KERNELS: tuple[type[OpRun], ...] = (BiasAdd, BiasSplitGelu, GroupNorm, MultiHeadAttention, SkipGroupNorm)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,7 @@ def rank_model(
         name = call.node.outputs[0]
         if name not in outputs:
             graph.value_info.append(_info(name, call.dtype, call.shapes[rank]))
+    graph.value_info.extend(_types(source.graph, local.nodes, outputs))
     if local.placed:
         graph.metadata_props.append(
             onnx.StringStringEntryProto(
@@ -79,6 +80,16 @@ def rank_model(
             )
         )
     return model
+
+
+def _types(source: onnx.GraphProto, nodes: Sequence[LocalNode], doors: Container[str]) -> Iterator[onnx.ValueInfoProto]:
+    """The types, as the source has them, of inner results of operators that onnx knows no types of."""
+    told = {info.name: info.type.tensor_type.elem_type for info in (*source.value_info, *source.output)}
+    for node in nodes:
+        if node.origin is not None and node.domain != "":
+            for name, original in zip(node.outputs, node.origin.output, strict=True):
+                if name and name not in doors and told.get(original):
+                    yield helper.make_tensor_value_info(name, told[original], None)
 
 
 def _placement(place: Placed) -> dict[str, Any]:

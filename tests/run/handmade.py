@@ -288,15 +288,7 @@ def branching(folder: Path, ranks: int, *, asks_its_rank: bool = False) -> tuple
         return [*nodes_of(f"{text}  positive = Greater (total, zero)  {positive}"), choice, *after]
 
     def gathered(x: str, y: str) -> list[onnx.NodeProto]:
-        """[batch, width] parts, one per rank, as [batch, ranks, width]."""
-        split = helper.make_node("Constant", [], [f"{x}/s"], value=onnx.numpy_helper.from_array(np.array([1])))
-        return [
-            split,
-            helper.make_node("Unsqueeze", [x, f"{x}/s"], [f"{x}/u"]),
-            helper.make_node("Transpose", [f"{x}/u"], [f"{x}/t"], perm=[1, 0, 2]),
-            make_collective("all_gather", f"{x}/t", f"{x}/g", nb_rank=ranks, name=f"gather/{y}"),
-            helper.make_node("Transpose", [f"{x}/g"], [y], perm=[1, 0, 2]),
-        ]
+        return [*gathering(ranks)(x, f"{x}/w"), *folded(f"{x}/w", y)]
 
     def folded(x: str, y: str) -> list[onnx.NodeProto]:
         shape = np.array([0, ranks, width])
@@ -310,6 +302,7 @@ def branching(folder: Path, ranks: int, *, asks_its_rank: bool = False) -> tuple
         local = dict(weights)
         for name, axis in (("up", 1), ("near", 0), ("far", 0), ("head", 1)):
             local[name] = np.ascontiguousarray(np.split(weights[name], ranks, axis)[rank])
-        local["side"] = np.array(1 if rank == 0 else -1, np.float32)
+        if asks_its_rank and rank:
+            local["side"] = np.array(-1, np.float32)
         models.append(model_of(nodes(reducing(ranks), gathered), local, inputs, outputs, rank=rank))
     return write_bundle(folder, models, inputs, outputs), whole

@@ -17,10 +17,12 @@ from rich.table import Table
 
 from tpcompile.errors import Fault, NumbersDiffer, Refused, refuse
 from tpcompile.graph.read import SourceModel
+from tpcompile.verify.branches import SIDES, is_joint, walk
 from tpcompile.verify.compare import Divergence, SourceRun, divergences, relative_error, whole_output
 from tpcompile.verify.files import Array, Bundle, ModelFile, open_bundle, open_source
-from tpcompile.verify.inputs import TRIALS, default_inputs, read_inputs
-from tpcompile.verify.layout import collective_faults, follow, form_faults
+from tpcompile.verify.form import collective_faults, form_faults
+from tpcompile.verify.inputs import TRIALS, default_inputs, read_inputs, with_flags_off
+from tpcompile.verify.layout import follow
 from tpcompile.verify.simulate import Lockstep, Trace
 from tpcompile.verify.tiles import Tiling, check_tiles
 
@@ -164,6 +166,7 @@ def _trial_inputs(
             (name, [default_inputs(model, s, tp) for s in (sizes, sizes.without_past_in_masks())])
             for name, sizes in TRIALS.items()
         ]
+        wanted += [(f"{name}, flags off", [with_flags_off(feeds) for feeds in sets]) for name, sets in wanted[:1]]
     seen: list[dict[str, Array]] = []
     first: tuple[dict[str, Array], Exception | None] | None = None
     for name, candidates in wanted:
@@ -205,9 +208,10 @@ def _run(
     layout: Check,
     numbers: Check,
 ) -> Iterator[Trial]:
-    """All trials; the layout is followed through the first."""
+    """All trials; the layout is followed through the first, and through each that takes other branches."""
     source = SourceRun(model)
     lockstep: Lockstep | None = None
+    followed: set[frozenset[tuple[str, str]]] = set()
     for name, feeds, (want, limits) in _trial_inputs(model, source, bundle.tp, inputs):
         try:
             lockstep = lockstep or Lockstep(bundle)
@@ -216,14 +220,27 @@ def _run(
             numbers.faults.extend(refused.faults)
             layout.warnings.append("not followed: the ranks do not run")
             return
-        if not layout.saw:
+        way = frozenset(trace.taken.items())
+        if way not in followed and not layout.faults:
             shapes = {key: np.shape(array) for key, array in want.items()}
-            followed = follow(bundle, tiling, trace, shapes)
-            layout.faults.extend(followed.faults)
-            layout.warnings.extend(f"not decided: {text}" for text in followed.undecided)
-            layout.saw = f"{followed.operations - len(followed.undecided)} of {followed.operations} operations followed"
+            found = follow(bundle, tiling, trace, shapes)
+            layout.faults.extend(found.faults)
+            notes = [f"not decided: {text}" for text in found.undecided]
+            layout.warnings.extend(note for note in notes if note not in layout.warnings)
+            followed.add(way)
+            saw = f"{found.operations - len(found.undecided)} of {found.operations} operations followed"
+            layout.saw = f"{layout.saw}, {saw} in other branches" if layout.saw else saw
         yield _compared(bundle, model, source, name, feeds, trace, want, limits, numbers)
+    layout.warnings.extend(_untaken(bundle, {choice for way in followed for choice in way}))
     numbers.saw = "every output and every value of the same name, against the source"
+
+
+def _untaken(bundle: Bundle, taken: set[tuple[str, str]]) -> Iterator[str]:
+    """Branches with collectives that no trial went into, though it came to their If."""
+    for node in walk(bundle.ranks[0].graph):
+        lacking = [side for side in SIDES if (node.output[0], side) not in taken] if is_joint(node) else []
+        if len(lacking) == 1:
+            yield f"not followed: no inputs led into the {lacking[0]} of If {node.name or node.output[0]}"
 
 
 def _compared(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tpcompile.bundle.manifest import Manifest, Placement
 from tpcompile.errors import Fault, raise_all, refuse
 from tpcompile.graph.read import SourceModel, read_model
+from tpcompile.verify.branches import graphs, make_names_unique, subgraphs, walk
 from tpcompile.weights.source import FileBytes, Source
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -40,7 +41,7 @@ def tensor_bytes(tensor: onnx.TensorProto) -> int:
 
 @dataclass(frozen=True)
 class ModelFile:
-    """A model whose external data stays in its files.
+    """A model whose external data stays in its files; no two of its values have one name (`make_names_unique`).
 
     `folder` is None where the model never lay on a disk; `places` say where the bytes of tensors lie that were found
     elsewhere (a source behind links, or in memory); all others must lie in regular files of the folder.
@@ -57,9 +58,9 @@ class ModelFile:
 
     @cached_property
     def tensors(self) -> dict[str, onnx.TensorProto]:
-        """Stored tensors by name: initializers, and Constant nodes under the name of their output."""
-        found = {tensor.name: tensor for tensor in self.graph.initializer}
-        for node in self.graph.node:
+        """Stored tensors by name, of branches too: initializers, and Constant nodes by the name of their output."""
+        found = {tensor.name: tensor for held in graphs(self.graph) for tensor in held.initializer}
+        for node in walk(self.graph):
             if node.op_type == "Constant" and node.domain in ("", "ai.onnx"):
                 found.update((node.output[0], entry.t) for entry in node.attribute if entry.name == "value")
         return found
@@ -101,9 +102,19 @@ class ModelFile:
 def open_source(model: Path | str | onnx.ModelProto | SourceModel, allow_links: bool = False) -> ModelFile:
     """The source model, refused as the compiler refuses it (TP2xx)."""
     if isinstance(model, onnx.ModelProto):
-        return ModelFile("the source model", None, model)
+        return ModelFile("the source model", None, _with_unique_names(model))
     found = model if isinstance(model, SourceModel) else read_model(model, allow_links=allow_links)
-    return ModelFile(found.file, found.folder, found.proto, found.external)
+    return ModelFile(found.file, found.folder, _with_unique_names(found.proto), found.external)
+
+
+def _with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model, or a copy of it where names had to change."""
+    if not any(True for node in model.graph.node for _ in subgraphs(node)):
+        return model
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    make_names_unique(copy.graph)
+    return copy
 
 
 def _open_rank(path: Path, rank: int) -> ModelFile:
@@ -111,6 +122,7 @@ def _open_rank(path: Path, rank: int) -> ModelFile:
         proto = onnx.load(path, load_external_data=False)
     except (OSError, DecodeError, ValueError) as error:
         raise refuse("TP501", path.name, f"is not an ONNX model ({type(error).__name__})", REWRITE) from error
+    make_names_unique(proto.graph)
     return ModelFile(f"rank {rank}", path.parent, proto)
 
 
@@ -163,22 +175,3 @@ def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:
             value = onnx.helper.get_attribute_value(entry)
             return value.decode() if isinstance(value, bytes) else value
     return default
-
-
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The bodies of an If, Loop or Scan."""
-    for entry in node.attribute:
-        if entry.type == onnx.AttributeProto.GRAPH:
-            yield entry.g
-        yield from entry.graphs
-
-
-def reads(node: onnx.NodeProto) -> Iterator[str]:
-    """Every name a node reads, those its subgraphs take from outside included."""
-    yield from (name for name in node.input if name)
-    for graph in subgraphs(node):
-        local = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-        for inner in graph.node:
-            yield from (name for name in reads(inner) if name not in local)
-            local |= set(inner.output)
-        yield from (value.name for value in graph.output if value.name not in local)

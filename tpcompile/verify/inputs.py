@@ -88,6 +88,14 @@ def default_inputs(model: ModelFile, sizes: Sizes, tp: int, seed: int = 0) -> di
     return found
 
 
+def with_flags_off(feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """The same inputs, bools of one element (which choose a branch) turned false."""
+    return {
+        name: np.zeros_like(array) if array.dtype.kind == "b" and array.size == 1 else array
+        for name, array in feeds.items()
+    }
+
+
 def _ids(rng: np.random.Generator, rows: int, shape: tuple[int, ...], tp: int) -> Array:
     edges = [
         0,

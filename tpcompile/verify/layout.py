@@ -1,179 +1,29 @@
 """The layout checker: shapes and placements derived again from the rank files alone.
 
-It shares no code with the compiler's rules. Three questions: do the files keep the form that bundle.json and the source
-give (`form_faults`); do all ranks issue the same collectives in the same order (`collective_faults`); and, followed
-through every operator from the stored parts and the placed inputs, is every value whole, cut or partial as its readers
-need it (`follow`)?
+It shares no code with the compiler's rules. Followed through every operator from the stored parts and the placed
+inputs, is every value whole, cut or partial as its readers need it?
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import onnx
 
-from tpcompile.bundle.manifest import CollectiveEntry, Placement
-from tpcompile.errors import Fault, Refused
-from tpcompile.targets.collectives import is_collective, read_collective, register_schema
+from tpcompile.bundle.manifest import Placement
+from tpcompile.errors import Fault
+from tpcompile.targets.collectives import is_collective
 from tpcompile.verify import lattice
-from tpcompile.verify.files import Array, Bundle, ModelFile, attribute, reads
-from tpcompile.verify.inputs import input_values, spelled
+from tpcompile.verify.branches import branches, reads, walk
+from tpcompile.verify.files import Array, Bundle
+from tpcompile.verify.inputs import input_values
 from tpcompile.verify.lattice import Free, Lies, State
 from tpcompile.verify.rules import RULES
 from tpcompile.verify.rules.site import Site, Undecided
-from tpcompile.verify.simulate import REMEDY, Trace, group_of
+from tpcompile.verify.simulate import REMEDY, Trace
 from tpcompile.verify.tiles import Part, Tiling
-
-SMALL = 4096
-
-
-def form_faults(bundle: Bundle, source: ModelFile) -> Iterator[Fault]:
-    """Shapes that contradict each other within a rank file, and inputs and outputs that are not the source's."""
-    register_schema()
-    known = _strict_fault(source) is None  # what onnx cannot infer for the source it cannot hold against the ranks
-    for rank, model in enumerate(bundle.ranks):
-        fault = _strict_fault(model) if known else None
-        if fault:
-            yield Fault("TP520", model.name, f"strict shape inference fails: {fault}", REMEDY)
-        for side in ("inputs", "outputs"):
-            yield from _signature_faults(bundle, source, rank, side)
-
-
-def _strict_fault(model: ModelFile) -> str | None:
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    for tensor in proto.graph.initializer:  # onnx reads shape operands only where they are in the file itself
-        if tensor.data_location == onnx.TensorProto.EXTERNAL and math.prod(tensor.dims) <= SMALL:
-            with suppress(Refused):  # bytes that are not there are the weights check's to name
-                tensor.CopyFrom(onnx.numpy_helper.from_array(np.array(model.array(tensor.name)), tensor.name))
-    try:
-        onnx.shape_inference.infer_shapes(proto, strict_mode=True, data_prop=True)
-    except Exception as error:  # a C++ error of onnx's own or ValueError above 2 GB
-        return " ".join(str(error).split())[:300]
-    return None
-
-
-def _signature_faults(bundle: Bundle, source: ModelFile, rank: int, side: str) -> Iterator[Fault]:
-    mine, theirs = (
-        (input_values(m) if side == "inputs" else list(m.graph.output)) for m in (bundle.ranks[rank], source)
-    )
-    listed = bundle.manifest.inputs if side == "inputs" else bundle.manifest.outputs
-    names = [value.name for value in theirs]
-    for where, found in ((f"rank {rank}", [value.name for value in mine]), ("bundle.json", list(listed))):
-        if found != names:
-            yield Fault("TP521", where, f"has {side} {found}, the source has {names}", REMEDY)
-            return
-    for value, wanted in zip(mine, theirs, strict=True):
-        entry, shape = listed[value.name], spelled(wanted)
-        dtype = onnx.helper.tensor_dtype_to_np_dtype(wanted.type.tensor_type.elem_type).name
-        if (entry.dtype, list(entry.shape)) != (dtype, shape):
-            yield Fault(
-                "TP521",
-                f"bundle.json: {value.name}",
-                f"is {entry.dtype} {list(entry.shape)}, in the source {dtype} {shape}",
-                REMEDY,
-            )
-        if entry.placement:
-            shape[entry.placement.axis] = entry.placement.local_size(rank)
-        if spelled(value) != shape or value.type.tensor_type.elem_type != wanted.type.tensor_type.elem_type:
-            yield Fault(
-                "TP521",
-                f"rank {rank}: {value.name}",
-                f"is declared as {spelled(value)}, by source and placement it is {shape}",
-                REMEDY,
-            )
-
-
-def collective_faults(bundle: Bundle) -> Iterator[Fault]:
-    """Collectives that contradict themselves, each other, the other ranks' or bundle.json, and those nobody reads."""
-    orders: list[list[tuple[object, ...]]] = []
-    for rank, model in enumerate(bundle.ranks):
-        read = {name for node in model.graph.node for name in reads(node)} | {
-            value.name for value in model.graph.output
-        }
-        mine: list[tuple[object, ...]] = []
-        for node in (node for node in model.graph.node if is_collective(node)):
-            try:
-                found = read_collective(node)
-            except Refused as refused:
-                yield from (Fault("TP522", f"rank {rank}: {f.where}", f.fact, REMEDY) for f in refused.faults)
-                continue
-            mine.append((found.op, found.reduce_op, found.root, found.nb_rank, found.output))
-            if found.output not in read:
-                yield Fault(
-                    "TP527",
-                    f"rank {rank}: {found.name}",
-                    f"the result {found.output!r} of {found.op} is read by nobody",
-                    REMEDY,
-                )
-        orders.append(mine)
-    for rank, mine in enumerate(orders):
-        if mine != orders[0]:
-            at = next(
-                (k for k, (a, b) in enumerate(zip(mine, orders[0], strict=False)) if a != b),
-                min(len(mine), len(orders[0])),
-            )
-            here, there = (_named(order, at) for order in (mine, orders[0]))
-            yield Fault(
-                "TP522",
-                f"rank {rank}",
-                f"its collective {at} is {here}, that of rank 0 is {there}: they would wait for each other",
-                REMEDY,
-            )
-            return
-    yield from _group_faults(bundle)
-    listed = [entry.op for entry in bundle.manifest.collectives]
-    if listed != [op for op, *_ in orders[0]]:
-        yield Fault(
-            "TP522",
-            "bundle.json",
-            f"lists {len(listed)} collectives, the rank files have {len(orders[0])} or others in that order",
-            REMEDY,
-        )
-
-
-def _named(order: list[tuple[object, ...]], at: int) -> str:
-    return f"{order[at][0]} to {order[at][-1]!r}" if at < len(order) else "missing"
-
-
-def _group_faults(bundle: Bundle) -> Iterator[Fault]:
-    """Groups must hold their own rank, agree between their members, and be those of bundle.json."""
-    rounds = zip(*([node for node in model.graph.node if is_collective(node)] for model in bundle.ranks), strict=True)
-    for at, nodes in enumerate(rounds):
-        groups = [group_of(node, bundle.tp) for node in nodes]
-        where = nodes[0].name or nodes[0].output[0]
-        for rank, group in enumerate(groups):
-            if (
-                rank not in group
-                or not set(group) <= set(range(bundle.tp))
-                or any(groups[other] != group for other in group)
-            ):
-                yield Fault("TP522", f"rank {rank}: {where}", f"its group is {group}, the ranks have {groups}", REMEDY)
-                return
-            if attribute(nodes[rank], "nb_rank") != len(group):
-                yield Fault(
-                    "TP522",
-                    f"rank {rank}: {where}",
-                    f"nb_rank is {attribute(nodes[rank], 'nb_rank')} for group {group}",
-                    REMEDY,
-                )
-                return
-        entries = bundle.manifest.collectives
-        if at < len(entries) and _listed_groups(entries[at], bundle.tp) != {tuple(group) for group in groups}:
-            yield Fault(
-                "TP522",
-                where,
-                f"runs in groups {sorted({tuple(g) for g in groups})}, bundle.json lists {list(entries[at].groups)}",
-                REMEDY,
-            )
-
-
-def _listed_groups(entry: CollectiveEntry, tp: int) -> set[tuple[int, ...]]:
-    return {tuple(group) for group in entry.groups} or {tuple(range(tp))}
 
 
 @dataclass
@@ -207,7 +57,7 @@ class _Follower:
         """Whole integer values of `size` entries that `name` is made from, the nearest first."""
         found: list[Array] = []
         queue, seen = [name], set[str]()
-        made = {output: node for node in self.bundle.ranks[0].graph.node for output in node.output}
+        made = {output: node for node in walk(self.bundle.ranks[0].graph) for output in node.output}
         while queue and len(seen) < 40:
             now = queue.pop(0)
             state = self.found.states.get(now)
@@ -256,6 +106,38 @@ class _Follower:
         return [
             state if a.ndim <= 1 and a.dtype.kind == "i" else Free.VARIES for state, a in zip(found, small, strict=True)
         ]
+
+    def graph(self, held: Sequence[onnx.GraphProto]) -> None:
+        """Follow one graph per rank, node by node of rank 0's."""
+        made = [{node.output[0]: node for node in graph.node} for graph in held]
+        for node in held[0].node:
+            nodes = [nodes[node.output[0]] for nodes in made if node.output[0] in nodes]
+            if len(nodes) < len(made) or any(
+                (n.op_type, list(n.input)) != (node.op_type, list(node.input)) for n in nodes
+            ):
+                self.found.undecided.append(
+                    f"{node.op_type} {node.name or node.output[0]}: the ranks have different operations here"
+                )
+                self.found.states.update(dict.fromkeys(node.output, Free.UNKNOWN))
+            elif node.output[0] in self.trace.taken:
+                self.choice(nodes, self.trace.taken[node.output[0]])
+            else:
+                self.step(nodes)
+
+    def choice(self, nodes: list[onnx.NodeProto], side: str) -> None:
+        """Follow the branch that was taken: what it gives lies as the If's outputs; the choice must be everybody's."""
+        condition = self.found.states.get(nodes[0].input[0], Free.UNKNOWN)
+        where = f"If {nodes[0].name or nodes[0].output[0]}"
+        if condition is Free.UNKNOWN:
+            self.found.undecided.append(f"{where}: its condition {nodes[0].input[0]!r} is not decided")
+        elif not isinstance(condition, Lies) or not condition.settled:
+            says = condition if isinstance(condition, Lies) else condition.value
+            fact = f"its branches hold collectives, and its condition {nodes[0].input[0]!r} is {says}: it must be whole"
+            self.found.faults.append(Fault("TP526", where, fact, REMEDY))
+        held = [dict(branches(node))[side] for node in nodes]
+        self.graph(held)
+        for name, value in zip(nodes[0].output, held[0].output, strict=True):
+            self.found.states[name] = self.found.states.get(value.name, Free.UNKNOWN)
 
     def step(self, nodes: list[onnx.NodeProto]) -> None:
         """Follow one operation."""
@@ -362,20 +244,7 @@ def follow(bundle: Bundle, tiling: Tiling, trace: Trace, shapes: Mapping[str, tu
     which they choose one. Nothing is believed because of them: what the rule concludes must fit what is read later.
     """
     follower = _Follower(bundle, tiling, trace, shapes)
-    made: list[Mapping[str, onnx.NodeProto]] = [
-        {node.output[0]: node for node in model.graph.node} for model in bundle.ranks
-    ]
     follower.start()
-    for node in bundle.ranks[0].graph.node:
-        nodes = [nodes[node.output[0]] for nodes in made if node.output[0] in nodes]
-        if len(nodes) == bundle.tp and all(
-            (n.op_type, list(n.input)) == (node.op_type, list(node.input)) for n in nodes
-        ):
-            follower.step(nodes)
-        else:
-            follower.found.undecided.append(
-                f"{node.op_type} {node.name or node.output[0]}: the ranks have different operations here"
-            )
-            follower.found.states.update(dict.fromkeys(node.output, Free.UNKNOWN))
+    follower.graph([model.graph for model in bundle.ranks])
     follower.end()
     return follower.found

@@ -16,8 +16,8 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 
 from tpcompile.bundle.manifest import Placement
 from tpcompile.errors import refuse
-from tpcompile.targets.collectives import is_collective
-from tpcompile.verify.files import Array, Bundle, ModelFile, attribute, reads, subgraphs
+from tpcompile.verify.branches import SIDES, branches, graphs, holds_collective, is_joint, reads
+from tpcompile.verify.files import Array, Bundle, ModelFile, attribute
 
 REMEDY = (
     "This is a fault of tpcompile or of a changed file: compile again, and report it with the model if it comes back"
@@ -26,9 +26,14 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Trace:
-    """What one run left behind: `values[rank][name]` of every value of every rank, stored tensors excepted."""
+    """What one run left behind: `values[rank][name]` of every value of every rank, stored tensors excepted.
+
+    Of an If whose branches hold collectives the values of one branch are there: `taken` says of which, by the If's
+    first output.
+    """
 
     values: tuple[dict[str, Array], ...]
+    taken: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, name: str) -> list[Array]:
         """The value on every rank, in order of rank."""
@@ -58,13 +63,10 @@ class Lockstep:
     """The sessions of all ranks; `run` may be called for several sets of inputs."""
 
     bundle: Bundle
-    _stages: list[list[_Stage]] = field(init=False)
+    _program: _Program = field(init=False)
 
     def __post_init__(self) -> None:
-        self._stages = [_staged(model) for model in self.bundle.ranks]
-        counts = [len(stages) for stages in self._stages]
-        if len(set(counts)) != 1:
-            raise refuse("TP530", "", f"the ranks have {counts} stages between collectives", REMEDY)
+        self._program = _Program(self.bundle.ranks, [model.graph for model in self.bundle.ranks])
 
     def run(self, feeds: Mapping[str, Array]) -> Trace:
         """Run whole inputs through all ranks. Refuses nodes that fail and ranks that disagree (TP530)."""
@@ -77,31 +79,71 @@ class Lockstep:
             values.append(
                 {name: held_part(feeds[name], self.bundle.placement("inputs", name), rank) for name in wanted}
             )
-        for stages in zip(*self._stages, strict=True):
+        taken: dict[str, str] = {}
+        self._program.run(values, taken)
+        return Trace(tuple(values), taken)
+
+
+class _Program:
+    """One graph per rank, all of them the main one or all of them one branch, in stages."""
+
+    def __init__(self, models: Sequence[ModelFile], graphs: Sequence[onnx.GraphProto]) -> None:
+        self.models, self.graphs = models, graphs
+        self.stages = [_staged(model, graph) for model, graph in zip(models, graphs, strict=True)]
+        counts = [len(stages) for stages in self.stages]
+        if len(set(counts)) != 1:
+            raise refuse("TP530", "", f"the ranks have {counts} stages between collectives", REMEDY)
+        self._branches: dict[tuple[str, str], _Program] = {}
+
+    def run(self, values: Sequence[dict[str, Array]], taken: dict[str, str]) -> None:
+        """Add all values of all ranks to `values`, and to `taken` which branch each If took."""
+        for stages in zip(*self.stages, strict=True):
             for rank, stage in enumerate(stages):
                 stage.run(rank, values[rank])
-            for nodes in zip(*(stage.collectives for stage in stages), strict=False):
-                inputs = [_input(self.bundle.ranks[r], values[r], node) for r, node in enumerate(nodes)]
+            for nodes in zip(*(stage.joints for stage in stages), strict=False):
+                inputs = [_input(self.models[r], values[r], node.input[0]) for r, node in enumerate(nodes)]
+                if all(node.op_type == "If" for node in nodes):
+                    self._choose(nodes, inputs, values, taken)
+                    continue
                 for rank, result in enumerate(perform(nodes, inputs)):
                     values[rank][nodes[rank].output[0]] = result
-        return Trace(tuple(values))
+
+    def _choose(
+        self,
+        nodes: Sequence[onnx.NodeProto],
+        conditions: Sequence[Array],
+        values: Sequence[dict[str, Array]],
+        taken: dict[str, str],
+    ) -> None:
+        """Run the branch that all ranks take. Refuses ranks that take different ones (TP530)."""
+        sides = [SIDES[0] if bool(condition.item()) else SIDES[1] for condition in conditions]
+        name = nodes[0].output[0]
+        if len(set(sides)) > 1:
+            fact = f"its branches hold collectives, and the ranks take {', '.join(sides)}"
+            raise refuse("TP530", f"If {nodes[0].name or name}", fact, REMEDY)
+        if (name, sides[0]) not in self._branches:
+            self._branches[name, sides[0]] = _Program(self.models, [dict(branches(node))[sides[0]] for node in nodes])
+        program = self._branches[name, sides[0]]
+        taken[name] = sides[0]
+        program.run(values, taken)
+        for model, mine, node, graph in zip(self.models, values, nodes, program.graphs, strict=True):
+            for made, value in zip(node.output, graph.output, strict=True):
+                mine[made] = _input(model, mine, value.name)
 
 
-def _input(model: ModelFile, values: Mapping[str, Array], node: onnx.NodeProto) -> Array:
-    name = node.input[0]
+def _input(model: ModelFile, values: Mapping[str, Array], name: str) -> Array:
     return values[name] if name in values else model.array(name)
 
 
 class _Stage:
-    """The nodes of one rank that run between two rounds of collectives, and the collectives that follow."""
+    """The nodes of one rank that run between two rounds of collectives, and the joint nodes that follow."""
 
-    def __init__(
-        self, model: ModelFile, nodes: Sequence[onnx.NodeProto], collectives: Sequence[onnx.NodeProto]
-    ) -> None:
-        self.model, self.nodes, self.collectives = model, nodes, collectives
+    def __init__(self, model: ModelFile, nodes: Sequence[onnx.NodeProto], joints: Sequence[onnx.NodeProto]) -> None:
+        self.model, self.nodes, self.joints = model, nodes, joints
         made = {name for node in nodes for name in node.output if name}
         read = dict.fromkeys(name for node in nodes for name in reads(node) if name not in made)
-        stored = {tensor.name for tensor in model.graph.initializer}
+        self.initializers = {tensor.name: tensor for held in graphs(model.graph) for tensor in held.initializer}
+        stored = self.initializers
         self.made = sorted(made)
         self.fed = [name for name in read if name not in stored]
         self.stored = {name for name in read if name in stored}
@@ -131,7 +173,7 @@ class _Stage:
         graph = onnx.GraphProto(
             name="stage", node=self.nodes, input=inputs, output=[onnx.ValueInfoProto(name=name) for name in self.made]
         )
-        graph.initializer.extend(tensor for tensor in self.model.graph.initializer if tensor.name in self.stored)
+        graph.initializer.extend(self.initializers[name] for name in sorted(self.stored))
         proto = onnx.ModelProto(ir_version=self.model.proto.ir_version, graph=graph)
         proto.opset_import.extend(self.model.proto.opset_import)
         proto.functions.extend(self.model.proto.functions)
@@ -140,24 +182,21 @@ class _Stage:
         )
 
 
-def _staged(model: ModelFile) -> list[_Stage]:
+def _staged(model: ModelFile, graph: onnx.GraphProto) -> list[_Stage]:
     """The stages of one rank; a value's stage is the latest one of what it is made from."""
     stage: dict[str, int] = {}
     nodes: dict[int, list[onnx.NodeProto]] = {}
-    collectives: dict[int, list[onnx.NodeProto]] = {}
-    for node in model.graph.node:
-        if any(is_collective(inner) for graph in subgraphs(node) for inner in graph.node):
-            raise refuse(
-                "TP530",
-                f"{model.name}: {node.name}",
-                f"a collective inside the body of {node.op_type} cannot be simulated",
-                REMEDY,
-            )
+    joints: dict[int, list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        joint = is_joint(node)
+        if not joint and holds_collective(node):
+            fact = f"a collective inside the body of {node.op_type} cannot be simulated"
+            raise refuse("TP530", f"{model.name}: {node.name}", fact, REMEDY)
         now = max((stage.get(name, 0) for name in reads(node)), default=0)
-        (collectives if is_collective(node) else nodes).setdefault(now, []).append(node)
-        stage.update(dict.fromkeys(node.output, now + is_collective(node)))
+        (joints if joint else nodes).setdefault(now, []).append(node)
+        stage.update(dict.fromkeys(node.output, now + joint))
     last = max([0, *stage.values()])
-    return [_Stage(model, nodes.get(now, []), collectives.get(now, [])) for now in range(last + 1)]
+    return [_Stage(model, nodes.get(now, []), joints.get(now, [])) for now in range(last + 1)]
 
 
 _REDUCE: dict[str, Callable[[Array, Array], Array]] = {

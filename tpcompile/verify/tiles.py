@@ -17,6 +17,7 @@ import numpy as np
 import onnx
 
 from tpcompile.errors import Fault, Refused
+from tpcompile.verify.branches import walk
 from tpcompile.verify.files import REWRITE, Array, Bundle, ModelFile
 
 BLOCK_BYTES = 16 << 20
@@ -116,7 +117,7 @@ def _check_tensor(bundle: Bundle, source: ModelFile, name: str, origin: str, fou
 
 def _check_missing(source: ModelFile, name: str, held: set[str], found: Tiling) -> None:
     """A large tensor that no rank stores: fine where nothing reads it or an equal one (also transposed) is stored."""
-    if not any(name in node.input for node in source.graph.node):
+    if not any(name in node.input for node in walk(source.graph)):
         return
     mine = source.array(name)
     for other in held:

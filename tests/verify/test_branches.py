@@ -192,6 +192,7 @@ def test_names_that_two_branches_share() -> None:
     assert found == [
         "s = Neg(x)",
         "t = Abs(s)",
+        "s@/outer.else_branch = Exp(x)",
         "u = Neg(s@/outer.else_branch)",
         "s@/outer.else_branch/deep.else_branch = Abs(x)",
         "v = Neg(s@/outer.else_branch/deep.else_branch)",

@@ -25,8 +25,13 @@ def half(op: ShapeQuery) -> list[Described]:
     return [(op.dtype(0), (*rest, last // 2))]
 
 
+@shape_function("", "LayerNormalization")
+def old_norm(op: ShapeQuery) -> list[Described]:
+    """Before opset 17 a secret of ONNX Runtime's: the input's, mean and deviation."""
+    return [op.like(0), *[("float32", _statistic(op))] * 2]
+
+
 @shape_function("", "SimplifiedLayerNormalization")
-@shape_function(MICROSOFT, "SimplifiedLayerNormalization")
 def simplified_norm(op: ShapeQuery) -> list[Described]:
     """The input's, and a deviation for all that is normalised together."""
     return [op.like(0), ("float32", _statistic(op))]
@@ -49,14 +54,6 @@ def _statistic(op: ShapeQuery) -> tuple[int, ...]:
 def skip_group_norm(op: ShapeQuery) -> list[Described]:
     """The input's, and the sum that was normalised."""
     return [op.like(0), op.like(0)]
-
-
-@shape_function(MICROSOFT, "EmbedLayerNormalization")
-def embed_norm(op: ShapeQuery) -> list[Described]:
-    """[batch, length, hidden], the lengths that the mask tells, and the sum of the embeddings."""
-    batch, length = op.shape(0)
-    embedded: Described = (op.dtype(2), (batch, length, op.shape(2)[1]))
-    return [embedded, ("int32", (batch,)), embedded]
 
 
 @shape_function(MICROSOFT, "FusedMatMul", "TransposeMatMul")

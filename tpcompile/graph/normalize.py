@@ -2,7 +2,7 @@
 
 Local functions are inlined, Constant nodes and initializers of subgraphs become weights of the main graph,
 Identities and Ifs with a constant condition disappear, what no output needs is dropped, nodes are sorted and have
-unique names.
+unique names. Fused operators that hide a table are taken apart.
 No weight is renamed, folded or copied: a weight's name is what plans and recipes speak of.
 The source's messages are read and never changed; a node that must change is a new message.
 """
@@ -20,6 +20,7 @@ from onnx import AttributeProto, GraphProto, NodeProto, TensorProto, ValueInfoPr
 from tpcompile.errors import raise_all, refuse
 from tpcompile.graph.check_graph import graph_faults
 from tpcompile.graph.contents import ONNX_DOMAINS
+from tpcompile.graph.decompose import decomposed
 from tpcompile.graph.read import SourceModel
 from tpcompile.graph.scopes import captured_names, defined_names, renamed, subgraphs
 from tpcompile.graph.tensors import inline_bytes
@@ -53,14 +54,14 @@ def normalize(source: SourceModel, decisions: Mapping[str, bool] | None = None) 
     `decisions` are conditions of Ifs found to be the same whatever the inputs, by the name of the If's first output.
     """
     model = _inlined(source.proto)
-    build = _Build(model.graph, decisions or {})
+    opsets = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
+    build = _Build(model.graph, decisions or {}, opsets.get("", 1))
     build.take(_sorted(_steps(model.graph.node)))
     steps = _live(build.finished(), [value.name for value in model.graph.output])
     _name_nodes(steps)
     _write_names(steps)
     read = {name for step in steps for name in (*step.inputs, *step.captured)}
     read.update(value.name for value in model.graph.output)
-    opsets = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
     return NormalGraph(
         steps=steps,
         weights={name: tensor for name, tensor in build.weights.items() if name in read},
@@ -132,8 +133,8 @@ def _sorted(steps: list[Step]) -> list[Step]:
 class _Build:
     """The main graph while it is put together: what was kept, what each dropped name now is, which names are taken."""
 
-    def __init__(self, graph: GraphProto, decisions: Mapping[str, bool]) -> None:
-        self.decisions = decisions
+    def __init__(self, graph: GraphProto, decisions: Mapping[str, bool], opset: int) -> None:
+        self.decisions, self.opset = decisions, opset
         self.weights: dict[str, TensorProto] = {tensor.name: tensor for tensor in graph.initializer}
         self.steps: list[Step] = []
         self.alias: dict[str, str] = {}
@@ -156,7 +157,7 @@ class _Build:
         return f"{name}_{number}"
 
     def take(self, steps: Iterable[Step]) -> None:
-        """Add sorted steps to the graph, dropping Constants, Identities and Ifs that are decided."""
+        """Add sorted steps to the graph, dropping Constants, Identities and Ifs that are decided; some in parts."""
         for step in steps:
             op = step.proto.op_type if step.proto.domain in ONNX_DOMAINS else ""
             if op == "Constant" and (tensor := constant_tensor(step.proto)) is not None:
@@ -165,6 +166,8 @@ class _Build:
                 self.same(step.outputs[0], step.inputs[0], step)
             elif op == "If" and (taken := self.decided(step)) is not None:
                 self.splice(step, taken)
+            elif parts := decomposed(step.proto, self.opset, self.fresh):
+                self.take(_steps(parts))
             else:
                 if step.captured or any(True for _ in subgraphs(step.proto)):
                     step.proto = self.lifted(step.proto)

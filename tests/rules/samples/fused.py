@@ -59,21 +59,6 @@ SAMPLES = [
         outputs="y _ _ r",
         free="x[0]",
     ),
-    Sample(
-        "com.microsoft.EmbedLayerNormalization",
-        """(int32[4, 6] ids, int32[4, 6] parts, int32[4, 6] mask) => (float[] y, int32[] n, float[] e)
-        <float[9, 10] v, float[7, 10] p, float[2, 10] g, float[10] w, float[10] c>
-        { y, n, e = com.microsoft.EmbedLayerNormalization<mask_index_type = 1>(ids, parts, v, p, g, w, c, mask) }""",
-        free="ids[0]",
-        values={"ids": (0, 9), "parts": (0, 2), "mask": (1, 2)},
-    ),
-    Sample(
-        "com.microsoft.EmbedLayerNormalization",
-        """(int32[b, 6] ids, int32[1, 6] at) => (float[] y) <float[9, 10] v, float[7, 10] p, float[10] w, float[10] c>
-        { y, n = com.microsoft.EmbedLayerNormalization(ids, , v, p, , w, c, , at) }""",
-        values={"ids": (0, 9), "at": (0, 7)},
-        note="positions, no segments",
-    ),
     fused("BiasGelu", "float[b, 6, 10] x; float[10] c", "(x, c)", free="x[1] x[2]"),
     fused("FastGelu", "float[b, 6, 10] x; float[10] c", "(x, c)", free="x[1] x[2]"),
     fused("FastGelu", "float[b, 6, 10] x", "(x)", "no bias", free="x[1] x[2]"),

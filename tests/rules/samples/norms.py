@@ -37,6 +37,13 @@ SAMPLES = [
         note="two axes",
     ),
     Sample(
+        "LayerNormalization",
+        "(float[b, 6, 10] x) => (float[] y, float[] m) <float[10] w> { y, m = LayerNormalization<axis = 2>(x, w) }",
+        free="x[1]",
+        opset=12,
+        note="before it was one of ai.onnx",
+    ),
+    Sample(
         "RMSNormalization",
         "(float[b, 6, 10] x) => (float[] y) <float[10] w> { y = RMSNormalization<axis = -1, epsilon = 0.01>(x, w) }",
         free="x[1]",

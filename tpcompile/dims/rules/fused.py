@@ -31,28 +31,6 @@ def skip_norm(op: Relation) -> None:
                 op.pair_or_broadcast(dim, out)
 
 
-@rule("EmbedLayerNormalization", domain=MICROSOFT)
-def embed_norm(op: Relation) -> None:
-    """Three lookups, added and normalised: no sum may be pending, so the tables need whole."""
-    y = op.output()
-    for k in (0, 1, 7):  # ids and mask
-        if op.has(k):
-            for dim, out in zip(op.input(k), y, strict=False):
-                op.pair(dim, out)
-    if op.has(8):
-        for dim, out in zip(op.input(8), y, strict=False):
-            op.pair_or_broadcast(dim, out)
-    for k in range(2, 7):
-        for dim in op.input(k) if op.has(k) else ():
-            op.whole(dim, NORMALISED)
-    op.whole(y[1], "positions count from its start")
-    op.whole(y[2], NORMALISED)
-    for k in (1, 2):
-        if k < len(op.node.outputs) and op.node.outputs[k] is not None:
-            for dim, out in zip(op.output(k), y, strict=False):
-                op.pair(dim, out)
-
-
 @rule("BiasAdd BiasGelu FastGelu Gelu QuickGelu", domain=MICROSOFT)
 def activation(op: Relation) -> None:
     """Each element by itself, after a bias of the last axis."""

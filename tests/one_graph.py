@@ -1,6 +1,6 @@
 """All ranks of a bundle as one ONNX graph, run by onnxruntime: an oracle that shares no code with tpcompile.
 
-Every name of rank r's file gets the prefix `r/`; the k-th collective of all ranks becomes ordinary nodes (Sum, Concat,
+Every name of rank r's file gets the prefix `r/`; the k-th collective of all ranks becomes ordinary nodes (Add, Concat,
 Identity) that read all ranks' values. What the ranks would say over MPI is then simply a value of the graph.
 """
 
@@ -18,7 +18,7 @@ import onnxruntime
 from onnx import helper
 
 Array = npt.NDArray[Any]
-REDUCTIONS = {"sum": "Sum", "max": "Max", "min": "Min"}
+REDUCTIONS = {"sum": "Add", "max": "Max", "min": "Min"}
 
 
 class OneGraph:
@@ -145,7 +145,9 @@ def within(says: dict[str, Any], inputs: list[str], outputs: list[str], group: t
     copies = [helper.make_node("Identity", [whole], [name]) for name in outputs]
     match says["collective_operation"]:
         case "all_reduce":
-            return [helper.make_node(REDUCTIONS[says["reduce_op"]], inputs, [whole]), *copies]
+            reduced = [*inputs[:1], *(f"{whole}/{count}" for count in range(2, len(inputs))), whole]
+            steps = zip(reduced, inputs[1:], reduced[1:], strict=False)  # a Sum of whole numbers has no kernel
+            return [*(helper.make_node(REDUCTIONS[says["reduce_op"]], [a, b], [c]) for a, b, c in steps), *copies]
         case "all_gather":
             return [helper.make_node("Concat", inputs, [whole], axis=0), *copies]
         case "broadcast":

@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from onnx.reference.op_run import OpRun
 
+from tests.rules.reference_experts import MoE, QMoE
+
 Array = npt.NDArray[Any]
 _erf = np.vectorize(math.erf, otypes=[np.float32])
 
@@ -82,4 +84,12 @@ class MultiHeadAttention(OpRun):
         return (y.reshape(*q.shape[:2], -1).astype(v.dtype),)
 
 
-WITHOUT_KERNELS: tuple[type[OpRun], ...] = (BiasAdd, BiasSplitGelu, GroupNorm, MultiHeadAttention, SkipGroupNorm)
+WITHOUT_KERNELS: tuple[type[OpRun], ...] = (
+    BiasAdd,
+    BiasSplitGelu,
+    GroupNorm,
+    MoE,
+    MultiHeadAttention,
+    QMoE,
+    SkipGroupNorm,
+)

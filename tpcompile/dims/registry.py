@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 from tpcompile.dims.notation import Notation, parse
 from tpcompile.dims.relation import NotCovered, Relation
 
 Body = Callable[[Relation], None]
+Written = TypeVar("Written", bound=Body)
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ def rule(
     linear: tuple[int, ...] = (),
     joint: bool = False,
     why: str = "",
-) -> Callable[[Body], Body]:
+) -> Callable[[Written], Written]:
     """Register the rule of one or several operators (separated by spaces).
 
     Args:
@@ -72,7 +74,7 @@ def rule(
         ValueError: an operator is registered twice.
     """
 
-    def register(body: Body) -> Body:
+    def register(body: Written) -> Written:
         for op in ops.split():
             if (domain, op) in RULES:
                 raise ValueError(f"{domain or 'ai.onnx'}.{op} has a rule already")

@@ -168,6 +168,8 @@ class Relation:
         """How many blocks of `length` elements fill `dim`, as a dim: both are cut where a block begins, if at all."""
         if not dim.static:
             raise NotCovered("blocks along an axis of unknown size")
+        if length == 1:
+            return dim
         top, ones = root(dim), (1,) * len(dim.sizes)
         count = Dim((-(-dim.size // length),) * len(ones))
         if top.kind == "blocks":

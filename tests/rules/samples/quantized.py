@@ -81,6 +81,18 @@ def scaled(op: str, x: str, s: str, z: str = "", y: str = "float", attributes: s
     )
 
 
+SCALES = dict.fromkeys("pqr", (0.01, 0.1))
+
+
+def product(op: str, x: str, w: str, z: str = "", o: str = "", **claims: str) -> Sample:
+    """A product of whole numbers, with zero points of x and w."""
+    stored = "".join(f", {kind} {name}" for kind, name in ((z, "z"), (o, "o")) if kind)
+    given = ", z" * bool(z) + ", o" * bool(o)
+    return Sample(
+        op, f"({x} x) => (int32[] y) <{w} w{stored}> {{ y = {op}(x, w{given}) }}", note=f"{x} {z} {o}", **claims
+    )
+
+
 SAMPLES = [
     Sample(
         "com.microsoft.MatMulNBits",
@@ -103,7 +115,7 @@ SAMPLES = [
     scaled("DequantizeLinear", "uint8[b, 6, 10]", "float[6]", "uint8[6]", free="x[1] x[2]"),
     scaled("DequantizeLinear", "uint8[b, 6, 10]", "float[10]", attributes="axis = -1", free="x[1] x[2]"),
     scaled("DequantizeLinear", "int32[b, 6, 10]", "float[6]", free="x[1] x[2]"),
-    scaled("DequantizeLinear", "int8[10, 12]", "float[10]", attributes="axis = 0", free="s[0] y[1]"),
+    scaled("DequantizeLinear", "int8[10, 12]", "float[10]", attributes="axis = 0", free="x[0] x[1]"),
     scaled("DequantizeLinear", "int4[10, 12]", "float[10]", "int4[10]", attributes="axis = 0", free="x[0] x[1]"),
     scaled("DequantizeLinear", "uint4[9, 7]", "float[7]", "uint4[7]", attributes="axis = 1", free="x[0] x[1]"),
     scaled(
@@ -123,7 +135,7 @@ SAMPLES = [
         "float[12, 4]",
         "int8[12, 4]",
         attributes="axis = 1, block_size = 16",
-        free="s[0] s[1]",
+        free="x[0] x[1]",
     ),
     scaled(
         "DequantizeLinear",
@@ -210,5 +222,149 @@ SAMPLES = [
         attributes="gather_axis = 1, quantize_axis = 0, block_size = 16",
         free="w[0].0",
         sums="w[1]",
+    ),
+    product("MatMulInteger", "uint8[b, s, 6]", "int8[6, 10]", free="w[1]", sums="x[2]"),
+    product("MatMulInteger", "uint8[b, 4, s, 6]", "uint8[4, 6, 10]", "uint8", "uint8", free="x[1] w[2]", sums="x[3]"),
+    product("MatMulInteger", "int8[9, 6]", "int8[6, 10]", "int8", "int8[10]", free="x[0] w[1]", sums="x[1]"),
+    Sample(
+        "com.microsoft.MatMulIntegerToFloat",
+        """(uint8[b, s, 6] x) => (float[] y) <int8[6, 10] w, float p, float[10] q, uint8 z, int8[10] o, float[10] c>
+        { y = com.microsoft.MatMulIntegerToFloat(x, w, p, q, z, o, c) }""",
+        values=SCALES,
+        free="w[1]",
+        sums="x[2]",
+    ),
+    Sample(
+        "com.microsoft.MatMulIntegerToFloat",
+        """(uint8[9, 6] x) => (float[] y) <uint8[6, 10] w, float p, float q>
+        { y = com.microsoft.MatMulIntegerToFloat(x, w, p, q) }""",
+        values=SCALES,
+        free="x[0] w[1]",
+        sums="x[1]",
+        note="one scale",
+    ),
+    Sample(
+        "com.microsoft.DynamicQuantizeMatMul",
+        """(float[b, s, 6] x) => (float[] y) <int8[6, 10] w, float[10] q, int8[10] o, float[10] c>
+        { y = com.microsoft.DynamicQuantizeMatMul(x, w, q, o, c) }""",
+        values=SCALES,
+        free="w[1]",
+    ),
+    Sample(
+        "com.microsoft.DynamicQuantizeMatMul",
+        """(float[9, 6] x) => (float[] y) <uint8[6, 10] w, float q>
+        { y = com.microsoft.DynamicQuantizeMatMul(x, w, q) }""",
+        values=SCALES,
+        free="w[1]",
+        note="one scale",
+    ),
+    Sample(
+        "QLinearMatMul",
+        """(uint8[b, s, 6] x) => (uint8[] y)
+        <float p, uint8 z, int8[6, 10] w, float[10] q, int8[10] o, float r, uint8 n>
+        { y = QLinearMatMul(x, p, z, w, q, o, r, n) }""",
+        values=SCALES,
+        free="w[1]",
+    ),
+    Sample(
+        "com.microsoft.QGemm",
+        """(uint8[9, 6] x) => (float[] y) <float p, uint8 z, int8[10, 6] w, float[10] q, int8[10] o, int32[10] c>
+        { y = com.microsoft.QGemm<transB = 1>(x, p, z, w, q, o, c) }""",
+        values=SCALES | {"c": (-90, 90)},
+        free="x[0] w[0]",
+        sums="x[1]",
+    ),
+    Sample(
+        "com.microsoft.QGemm",
+        """(uint8[9, 6] x) => (uint8[] y) <float p, uint8 z, uint8[6, 10] w, float q, uint8 o, float r, uint8 n>
+        { y = com.microsoft.QGemm(x, p, z, w, q, o, , r, n) }""".replace("o, ,", 'o, "",'),
+        values=SCALES,
+        free="x[0] w[1]",
+        note="rounded",
+    ),
+    Sample(
+        "ConvInteger",
+        """(uint8[b, 6, 9, 7] x) => (int32[] y) <uint8[10, 6, 3, 3] w, uint8 z, uint8 o>
+        { y = ConvInteger<pads = [1, 1, 1, 1]>(x, w, z, o) }""",
+        free="w[0]",
+        sums="x[1]",
+    ),
+    Sample(
+        "ConvInteger",
+        "(uint8[b, 6, 9] x) => (int32[] y) <uint8[6, 1, 3] w> { y = ConvInteger<group = 6>(x, w) }",
+        free="x[1]",
+        note="depthwise",
+    ),
+    Sample(
+        "QLinearConv",
+        """(uint8[b, 6, 9, 7] x) => (uint8[] y)
+        <float p, uint8 z, int8[10, 6, 3, 3] w, float[10] q, int8[10] o, float r, uint8 n, int32[10] c>
+        { y = QLinearConv<pads = [1, 1, 1, 1]>(x, p, z, w, q, o, r, n, c) }""",
+        values=SCALES | {"c": (-90, 90), "o": (0, 1)},
+        free="w[0]",
+    ),
+    Sample(
+        "QLinearConv",
+        """(uint8[b, 6, 9] x) => (uint8[] y) <float p, uint8 z, uint8[6, 1, 3] w, float q, uint8 o, float r, uint8 n>
+        { y = QLinearConv<group = 6>(x, p, z, w, q, o, r, n) }""",
+        values=SCALES,
+        free="x[1]",
+        note="depthwise",
+    ),
+    *[
+        Sample(
+            f"com.microsoft.{op}",
+            f"""(uint8[b, 6, 10] x, uint8[{other}] w) => (uint8[] y)
+            <float p, uint8 z, float q, uint8 o, float r, uint8 n>
+            {{ y = com.microsoft.{op}(x, p, z, w, q, o, r, n) }}""",
+            values=SCALES,
+            free="x[1] x[2]",
+            note=other,
+        )
+        for op in ("QLinearAdd", "QLinearMul")
+        for other in ("b, 6, 10", "6, 1", "10")
+    ],
+    *[
+        Sample(
+            f"com.microsoft.{op}",
+            f"(uint8[b, 6, 10] x) => (uint8[] y) <float p, uint8 z, float r, uint8 n> "
+            f"{{ y = com.microsoft.{op}{more}(x, p, z, r, n) }}",
+            values=SCALES,
+            free=free,
+        )
+        for op, more, free in (
+            ("QLinearSigmoid", "", "x[1] x[2]"),
+            ("QLinearLeakyRelu", "<alpha = 0.1>", "x[1] x[2]"),
+            ("QLinearSoftmax", "<axis = -1, opset = 13>", "x[1]"),
+        )
+    ],
+    Sample(
+        "com.microsoft.QLinearSoftmax",
+        """(uint8[b, 6, 10] x) => (uint8[] y) <float p, uint8 z, float r, uint8 n>
+        { y = com.microsoft.QLinearSoftmax<axis = 1, opset = 11>(x, p, z, r, n) }""",
+        values=SCALES,
+        note="old",
+    ),
+    Sample(
+        "com.microsoft.QLinearGlobalAveragePool",
+        """(uint8[b, 6, 5, 4] x) => (uint8[] y) <float p, uint8 z, float r, uint8 n>
+        { y = com.microsoft.QLinearGlobalAveragePool(x, p, z, r, n) }""",
+        values=SCALES,
+        free="x[1]",
+    ),
+    Sample(
+        "com.microsoft.QLinearGlobalAveragePool",
+        """(uint8[b, 5, 4, 6] x) => (uint8[] y) <float p, uint8 z, float r, uint8 n>
+        { y = com.microsoft.QLinearGlobalAveragePool<channels_last = 1>(x, p, z, r, n) }""",
+        values=SCALES,
+        free="x[3]",
+        note="channels last",
+    ),
+    Sample(
+        "com.microsoft.QLinearConcat",
+        """(uint8[b, 6, 10] x, uint8[b, 4, 10] w) => (uint8[] y) <float r, uint8 n, float p, uint8 z, float q, uint8 o>
+        { y = com.microsoft.QLinearConcat<axis = 1>(r, n, x, p, z, w, q, o) }""",
+        values=SCALES,
+        free="x[1] w[1] x[2]",
     ),
 ]

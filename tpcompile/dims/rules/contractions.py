@@ -61,9 +61,9 @@ WITHIN_GROUP = "channels within a group of a convolution"
 
 
 @rule("Conv")
-def conv(op: Relation) -> None:
+def conv(op: Relation, data: int = 0, weight: int = 1, bias: int = 2) -> None:
     """Channels out are columns, channels in are rows; grouped: the groups are cut. Space needs whole."""
-    x, w, y = op.input(0), op.input(1), op.output()
+    x, w, y = op.input(data), op.input(weight), op.output()
     for dim in (*x[2:], *y[2:], *w[2:]):
         op.whole(dim, NEIGHBOURS)
     op.pair(x[0], y[0])
@@ -71,12 +71,12 @@ def conv(op: Relation) -> None:
     if op.node.attribute("group", 1) == 1:
         op.pair(x[1], w[1])
         op.sums(w[1])
-        op.once = frozenset((2,)) if op.has(2) else frozenset()
+        op.once = frozenset((bias,)) if op.has(bias) else frozenset()
     else:
         in_groups(op, "group", x[1], y[1], why=WITHIN_GROUP)
         op.whole(w[1], WITHIN_GROUP)
-    if op.has(2):
-        op.pair(op.input(2)[0], y[1])
+    if op.has(bias):
+        op.pair(op.input(bias)[0], y[1])
 
 
 @rule("ConvTranspose")

@@ -9,17 +9,18 @@ import numpy as np
 
 from tpcompile.dims.cut import Mesh
 from tpcompile.graph.local import Array, CollectiveCall, Constant, LocalNode, LocalProgram, LocalSize, PerRank
-from tpcompile.graph.program import Value
+from tpcompile.graph.program import Region, Value
 from tpcompile.graph.tensors import numpy_dtype
 from tpcompile.targets.collectives import DOMAIN, OP_TYPE
 
 
 class Emitter:
-    """Appends to a `LocalProgram`; every name it makes is new."""
+    """Appends to a `LocalProgram`; every name it makes is new. `region` is the branch that nodes are appended to."""
 
     def __init__(self, mesh: Mesh, taken: Sequence[str], opset: int) -> None:
         self.mesh, self.opset = mesh, opset
         self.program = LocalProgram(mesh.tp)
+        self.region: Region | None = None
         self._taken = set(taken)
         self._constants: dict[object, str] = {}
 
@@ -34,8 +35,13 @@ class Emitter:
 
     def node(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         """Append a node of the standard domain with one output, named after it."""
-        self.program.nodes.append(LocalNode(op, "", output, list(inputs), [output], attributes))
+        self.append(LocalNode(op, "", output, list(inputs), [output], attributes))
         return output
+
+    def append(self, node: LocalNode) -> None:
+        """Append a node to the present region."""
+        node.region = self.region
+        self.program.nodes.append(node)
 
     def constant(self, name: str, arrays: Sequence[Array] | Array) -> str:
         """A constant, the same on all ranks or one per rank; equal ones are shared."""
@@ -90,7 +96,7 @@ class Emitter:
             "nb_rank": len(groups[0]),
             "groups": [] if everyone else PerRank(tuple(mine)),
         })  # fmt: skip
-        self.program.nodes.append(node)
+        self.append(node)
         self.program.collectives.append(
             CollectiveCall(
                 node,

@@ -61,12 +61,17 @@ class Rewriter:
         for value in program.outputs:
             self.versions.final[value] = self._at_door(value)
         for node in program.nodes:
+            self.emitter.region = node.region
             if is_metadata(node):
                 self._metadata(node)
             else:
                 self._node(node)
+        self.emitter.region = None
         self._doors()
-        return self.emitter.program
+        program_of_ranks = self.emitter.program
+        place = {node: k for k, node in enumerate(program_of_ranks.in_file_order())}
+        program_of_ranks.collectives.sort(key=lambda call: place[call.node])
+        return program_of_ranks
 
     # -- what is cut where -------------------------------------------
 
@@ -257,11 +262,9 @@ class Rewriter:
             )
             if name != value.name:
                 renamed[value.name] = name
-        self.emitter.program.nodes.append(
-            LocalNode(
-                node.op, node.domain, node.name, inputs, outputs, dict(attributes or {}), node.origin, dropped, renamed
-            )
-        )
+        made = LocalNode(node.op, node.domain, node.name, inputs, outputs, dict(attributes or {}), node.origin, dropped)
+        made.renamed, made.regions = renamed, node.regions
+        self.emitter.append(made)
 
     def _drawn(self, node: Node, inputs: list[str], outputs: list[str]) -> None:
         """Random numbers are drawn by rank 0 for all: ranks that drew their own would no longer agree on anything."""

@@ -79,7 +79,9 @@ class Versions:
         key = (value, leaves_, summed)
         if key not in self._names:
             own = summed and self.final.get(value) == leaves_
+            inside, self.emitter.region = self.emitter.region, value.region  # where all its readers see it
             self._names[key] = make(value.name if own else self.emitter.name(f"{value.name}.{suffix}"))
+            self.emitter.region = inside
         return self._names[key]
 
     # -- stored tensors ----------------------------------------------

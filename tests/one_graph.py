@@ -1,13 +1,15 @@
 """All ranks of a bundle as one ONNX graph, run by onnxruntime: an oracle that shares no code with tpcompile.
 
 Every name of rank r's file gets the prefix `r/`; the k-th collective of all ranks becomes ordinary nodes (Add, Concat,
-Identity) that read all ranks' values. What the ranks would say over MPI is then simply a value of the graph.
+Identity) that read all ranks' values. What the ranks would say over MPI is then simply a value of the graph. Ifs whose
+branches hold collectives become one If, whose branches are those of all ranks.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +53,9 @@ class OneGraph:
 
 def merge(models: list[onnx.ModelProto]) -> tuple[onnx.ModelProto, Counter[str]]:
     """One model of all ranks' (which are renamed in place), and how many collectives of each kind there were."""
-    stages = [split_at_collectives(model.graph, f"{r}/") for r, model in enumerate(models)]
-    assert len({len(stage) for stage in stages}) == 1, "ranks differ in the number of collectives"
     merged = onnx.GraphProto(name="all ranks")
     collectives: Counter[str] = Counter()
-    for step in zip(*stages, strict=True):
-        for nodes, _ in step:
-            merged.node.extend(nodes)
-        calls = [call for _, call in step if call is not None]
-        if calls:
-            collectives[attributes(calls[0])["collective_operation"]] += 1
-            merged.node.extend(perform(calls))
+    merged.node.extend(merged_nodes([model.graph for model in models], collectives))
     for r, model in enumerate(models):
         own = model.graph
         for mine, all_ranks in (
@@ -81,6 +75,37 @@ def merge(models: list[onnx.ModelProto]) -> tuple[onnx.ModelProto, Counter[str]]
     return whole, collectives
 
 
+def merged_nodes(graphs: Sequence[onnx.GraphProto], collectives: Counter[str]) -> list[onnx.NodeProto]:
+    """The nodes of all ranks' graphs, which are renamed in place; collectives are counted, in branches too."""
+    stages = [split_at_collectives(graph, f"{r}/") for r, graph in enumerate(graphs)]
+    assert len({len(stage) for stage in stages}) == 1, "ranks differ in the number of collectives"
+    found = []
+    for step in zip(*stages, strict=True):
+        for nodes, _ in step:
+            found += nodes
+        calls = [call for _, call in step if call is not None]
+        if calls and calls[0].op_type == "If":
+            found.append(one_if(calls, collectives))
+        elif calls:
+            collectives[attributes(calls[0])["collective_operation"]] += 1
+            found += perform(calls)
+    return found
+
+
+def one_if(calls: Sequence[onnx.NodeProto], collectives: Counter[str]) -> onnx.NodeProto:
+    """All ranks' If as one, under the first rank's condition."""
+    outputs = [name for call in calls for name in call.output]
+    made = helper.make_node("If", calls[0].input[:1], outputs, calls[0].name)
+    for branch in ("then_branch", "else_branch"):
+        graphs = [attributes(call)[branch] for call in calls]
+        whole = onnx.GraphProto(name=branch, node=merged_nodes(graphs, collectives))
+        for r, graph in enumerate(graphs):
+            for value in graph.output:
+                whole.output.add(name=f"{r}/{value.name}")
+        made.attribute.append(helper.make_attribute(branch, whole))
+    return made
+
+
 def session(model: bytes | str) -> onnxruntime.InferenceSession:
     """A quiet session that fuses nothing, so that both sides are computed alike."""
     options = onnxruntime.SessionOptions()
@@ -92,17 +117,28 @@ def session(model: bytes | str) -> onnxruntime.InferenceSession:
 def split_at_collectives(
     graph: onnx.GraphProto, prefix: str
 ) -> list[tuple[list[onnx.NodeProto], onnx.NodeProto | None]]:
-    """The nodes up to each collective, with it; last the nodes after all of them. Names get the prefix."""
+    """The nodes up to each collective, or If that holds some, with it; last the nodes after all of them.
+
+    Names get the prefix, those inside an If with collectives later.
+    """
     stages: list[tuple[list[onnx.NodeProto], onnx.NodeProto | None]] = []
     before: list[onnx.NodeProto] = []
     for node in graph.node:
-        prefixed(node, prefix)
-        if node.op_type == "DistCollective":
+        if node.op_type == "DistCollective" or holds_collectives(node):
+            for names in (node.input, node.output):
+                names[:] = [prefix + name if name else "" for name in names]
             stages.append((before, node))
             before = []
         else:
+            prefixed(node, prefix)
             before.append(node)
     return [*stages, (before, None)]
+
+
+def holds_collectives(node: onnx.NodeProto) -> bool:
+    """Whether a graph within the node has a collective."""
+    inner = [n for attribute in node.attribute for graph in [attribute.g, *attribute.graphs] for n in graph.node]
+    return any(n.op_type == "DistCollective" or holds_collectives(n) for n in inner)
 
 
 def prefixed(node: onnx.NodeProto, prefix: str) -> None:

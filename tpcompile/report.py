@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections import Counter
@@ -187,8 +188,8 @@ def collective_counts(work: Compilation) -> dict[str, int]:
     """AllReduces and AllGathers of a run under the plan, as the planner counts them."""
     cut = {work.problem.group_of[leaf] for leaf in work.plan.cut.axes}
     return {
-        "all_reduce": sum(count for key, count in work.problem.reductions.items() if key & cut),
-        "all_gather": sum(count for key, count in work.problem.gathers.items() if key & cut),
+        "all_reduce": math.ceil(sum(count for key, count in work.problem.reductions.items() if key & cut)),
+        "all_gather": math.ceil(sum(count for key, count in work.problem.gathers.items() if key & cut)),
     }
 
 

@@ -100,12 +100,25 @@ def test_attributes_are_plain_values() -> None:
     assert node.attribute("absent", 7) == 7
 
 
-def test_captured_values() -> None:
+def test_branches_of_an_if_are_nodes_of_the_program() -> None:
     program = to_program(source(EVERYTHING, ""))
     node = program.nodes[-1]
     assert node.op == "If"
-    assert [value.name for value in node.captured] == ["a", "cc", "ww"]
-    assert isinstance(node.attribute("then_branch"), onnx.GraphProto)
+    assert [value.name for value in node.inputs if value is not None] == ["c", "p", "r"]
+    assert [value.region for value in node.inputs if value is not None] == [None, *node.regions]
+    assert node.attributes == {}
+
+
+def test_values_that_a_body_captures() -> None:
+    text = """g (float[2] x, int64 n, bool c) => (float[2] y) {
+      [a] a = Abs(x)
+      [loop] y = Loop (n, c, x) <body = b (int64 i, bool go, float[2] v) => (bool on, float[2] w)
+        <float[2] ww = {1, -2}> { on = Identity(go) s = Add(v, a) w = Mul(s, ww) }>
+    }"""
+    program = to_program(source(text))
+    node = program.nodes[-1]
+    assert [value.name for value in node.captured] == ["a", "ww"]
+    assert isinstance(node.attribute("body"), onnx.GraphProto)
     assert node.captured[0] is program.values["a"]
 
 

@@ -10,8 +10,10 @@ import onnxruntime
 import pytest
 
 from tests.graph.models import EVERYTHING, HEADER, model, source
+from tpcompile.graph.local import LocalNode, LocalProgram
 from tpcompile.graph.normalize import NormalGraph, normalize
 from tpcompile.graph.read import SourceModel
+from tpcompile.graph.to_onnx import GraphFiller
 
 
 def shown(source: SourceModel) -> str:
@@ -137,8 +139,8 @@ def test_weights_of_nested_graphs_move_out() -> None:
         "<float[2] w = {1, -2}> { p = Add(x, w) }",
         "<float[2] w = {3, -4}> { k = Constant <value = float[2] {5, 6}> () m = Add(k, w) q = Add(x, m) }",
     )
-    text = f"{IF} {{ [if] y = If (c) {body} }}"
-    assert after(text) == "[if] y = If(c) reads x, w, k, w_1\nweights w, w_1, k"
+    text = f"{IF} {{ [if] y = Fork (c) {body} }}"
+    assert after(text) == "[if] y = Fork(c) reads x, w, k, w_1\nweights w, w_1, k"
     node = normalize(source(text)).steps[0].proto
     graphs = {attribute.name: attribute.g for attribute in node.attribute}
     assert not any(graph.initializer for graph in graphs.values())
@@ -147,13 +149,13 @@ def test_weights_of_nested_graphs_move_out() -> None:
 
 def test_equal_weights_of_both_branches_stay_one() -> None:
     body = branches("<float[2] w = {1, -2}> { p = Add(x, w) }", "<float[2] w = {1, -2}> { q = Sub(x, w) }")
-    assert after(f"{IF} {{ [if] y = If (c) {body} }}") == "[if] y = If(c) reads x, w\nweights w"
+    assert after(f"{IF} {{ [if] y = Fork (c) {body} }}") == "[if] y = Fork(c) reads x, w\nweights w"
 
 
 def test_a_branch_that_returns_a_weight_keeps_its_output() -> None:
     body = branches("<float[2] p = {1, -2}> { }", "{ q = Relu(x) }")
     text = f"{IF} {{ [if] y = If (c) {body} }}"
-    assert after(text) == "[if] y = If(c) reads p_1, x\nweights p_1"
+    assert after(text) == "[Relu_1] q = Relu(x)\n[if] y = If(c, p_1, q)\nweights p_1"
     assert same_numbers(source(text), {"c": np.array(True), "x": np.array([1, -2], np.float32)})
 
 
@@ -198,17 +200,65 @@ def test_a_decided_if_that_hands_on_and_makes_an_output() -> None:
     assert after(text) == "[Relu_1] y = Relu(x)\n[Identity_1] z = Identity(x)\nweights "
 
 
+def test_branches_stand_before_their_if_under_names_of_their_own() -> None:
+    inner = branches("{ i = Neg(x) p = Add(i, j) }", "{ r = Neg(j) q = Exp(r) }")
+    text = f"{IF} {{ [a] i = Abs(x) [b] j = Sqrt(i) [if] y = If (c) {inner} [z] r = Relu(y) }}".replace(
+        "float[2] y)", "float[2] y, float[2] r)"
+    )
+    assert (
+        after(text)
+        == lines("""
+      [a] i = Abs(x)
+      [b] j = Sqrt(i)
+      [Neg_1] i_1 = Neg(x)
+      [Add_1] p = Add(i_1, j)
+      [Neg_2] r_1 = Neg(j)
+      [Exp_1] q = Exp(r_1)
+      [if] y = If(c, p, q)
+      [z] r = Relu(y)
+      weights
+    """)
+        + " "
+    )
+    found = normalize(source(text)).steps
+    then_branch, else_branch = found[6].regions
+    assert [step.region for step in found] == [None, None, *[then_branch] * 2, *[else_branch] * 2, None, None]
+
+
+def test_an_if_within_an_if() -> None:
+    inner = "{ m = Neg(x) q = If (c) <then_branch = i () => (float[2] u) { u = Exp(m) }, "
+    inner += "else_branch = o () => (float[2] v) { v = Identity(m) }> }"
+    text = f"{IF} {{ [if] y = If (c) {branches(inner.replace('q =', 'p ='), '{ q = Sin(x) }')} }}"
+    assert (
+        after(text)
+        == lines("""
+      [Neg_1] m = Neg(x)
+      [Exp_1] u = Exp(m)
+      [If_1] p = If(c, u, m)
+      [Sin_1] q = Sin(x)
+      [if] y = If(c, p, q)
+      weights
+    """)
+        + " "
+    )
+    steps = normalize(source(text)).steps
+    assert steps[1].region is not None
+    assert steps[1].region.parent is steps[2].region is steps[4].regions[0]
+    for c in (True, False):
+        assert same_numbers(source(text), {"c": np.array(c), "x": np.array([1, -2], np.float32)})
+
+
 def test_renamed_values_are_renamed_in_nested_graphs() -> None:
     body = branches("{ p = Relu(i) }", "{ q = Neg(j) }")
-    text = f"{IF} {{ [a] i = Abs(x) j = Identity(i) [if] y = If (c) {body} }}"
-    assert after(text) == "[a] i = Abs(x)\n[if] y = If(c) reads i\nweights "
+    text = f"{IF} {{ [a] i = Abs(x) j = Identity(i) [if] y = Fork (c) {body} }}"
+    assert after(text) == "[a] i = Abs(x)\n[if] y = Fork(c) reads i\nweights "
 
 
 def test_an_identity_stays_where_a_nested_graph_hides_the_name() -> None:
     # Inside the branch `i` is another value: `j` cannot be called `i` there.
     body = branches("{ i = Neg(x) p = Add(i, j) }", "{ q = Neg(j) }")
-    text = f"{IF} {{ [a] i = Abs(x) [id] j = Identity(i) [if] y = If (c) {body} }}"
-    assert after(text) == "[a] i = Abs(x)\n[id] j = Identity(i)\n[if] y = If(c) reads x, j\nweights "
+    text = f"{IF} {{ [a] i = Abs(x) [id] j = Identity(i) [if] y = Fork (c) {body} }}"
+    assert after(text) == "[a] i = Abs(x)\n[id] j = Identity(i)\n[if] y = Fork(c) reads x, j\nweights "
 
 
 def test_functions_are_inlined() -> None:
@@ -217,7 +267,9 @@ def test_functions_are_inlined() -> None:
       [n2] a = Add(m, k)
       [Mul_1] h__1 = Mul(a, t)
       [Mul_2] y = Mul(h__1, e__1)
-      [if] z = If(c) reads a, cc, ww
+      [Add_1] p = Add(a, cc)
+      [r] r = Mul(a, ww)
+      [if] z = If(c, p, r)
       weights w, k, t, e__1, cc, ww
     """)
 
@@ -225,7 +277,13 @@ def test_functions_are_inlined() -> None:
 def as_model(graph: NormalGraph, ir_version: int) -> onnx.ModelProto:
     """The normalized graph as a model of its own."""
     proto = onnx.GraphProto(name="g", input=graph.inputs, output=graph.outputs)
-    proto.node.extend(step.proto for step in graph.steps)
+    local = LocalProgram(1)
+    for step in graph.steps:
+        local.nodes.append(
+            LocalNode(step.proto.op_type, step.proto.domain, step.name, step.inputs, step.outputs, origin=step.proto)
+        )
+        local.nodes[-1].region, local.nodes[-1].regions = step.region, step.regions
+    GraphFiller(local, 0, proto, set()).fill(proto, None)
     for name, tensor in graph.weights.items():
         proto.initializer.add().CopyFrom(tensor)
         proto.initializer[-1].name = name
@@ -250,7 +308,7 @@ def test_numbers_stay(c: bool) -> None:
 
 
 def test_metadata_of_nodes_with_nested_graphs_stays() -> None:
-    proto = model(f"{IF} {{ [if] y = If (c) {branches('{ p = Relu(x) }', '{ q = Neg(x) }')} }}")
+    proto = model(f"{IF} {{ [if] y = Fork (c) {branches('{ p = Relu(x) }', '{ q = Neg(x) }')} }}")
     proto.graph.node[0].metadata_props.add(key="k", value="v")
     step = normalize(SourceModel(proto, None, "m", 0)).steps[0]
     assert [(entry.key, entry.value) for entry in step.proto.metadata_props] == [("k", "v")]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,15 @@ class Rewritten:
 
     def rank(self, rank: int) -> list[str]:
         """The rank's nodes: "y = MatMul(x.part, w[3, 10])"; small integers and zeros stand for their names."""
-        return shown(self.forced.models()[rank])
+        model = self.forced.models()[rank]
+        return shown(model.graph.node, model)
+
+    def branch(self, rank: int, name: str) -> list[str]:
+        """The same of a branch of the rank's only If."""
+        model = self.forced.models()[rank]
+        chosen = next(node for node in model.graph.node if node.op_type == "If")
+        graph = next(attribute.g for attribute in chosen.attribute if attribute.name == name)
+        return shown(graph.node, model)
 
     @property
     def collectives(self) -> list[tuple[str, str]]:
@@ -43,16 +51,16 @@ def rewritten(graph: str, tp: int, cuts: Mapping[str, SubAxes], **more: Any) -> 
     return Rewritten(forced)
 
 
-def shown(model: onnx.ModelProto) -> list[str]:
+def shown(nodes: Iterable[onnx.NodeProto], model: onnx.ModelProto) -> list[str]:
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     return [
         f"{', '.join(node.output)} = {_called(node)}({', '.join(_operand(name, stored) for name in node.input)})"
-        for node in model.graph.node
+        for node in nodes
     ]
 
 
 def _called(node: onnx.NodeProto) -> str:
-    given = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+    given = {a.name: helper.get_attribute_value(a) for a in node.attribute if a.type != onnx.AttributeProto.GRAPH}
     if node.op_type == "DistCollective":
         name, groups = given["collective_operation"].decode(), list(given["groups"])
         return f"{name} over {groups}" if groups else name

@@ -322,11 +322,53 @@ def test_groups_of_ranks_differ_on_the_sub_axes_of_the_cut() -> None:
     ]
 
 
-def test_a_body_reads_the_whole_of_a_cut_value() -> None:
+def test_branches_run_cut_and_hold_the_collectives_of_what_they_make() -> None:
+    found = rewritten(
+        """(float[b, 6] x, bool c) => (float[] y) <float[6, 8] w, float[8, 6] v>
+        { t = MatMul(x, w) u = Relu(t)
+          y = If(c) <then_branch = a () => (float[] p) { n = Neg(u) p = MatMul(n, v) },
+                     else_branch = e () => (float[] q) { m = MatMul(u, v) s = Abs(m) q = Neg(s) }> }""",
+        tp=2,
+        cuts={"w[1]": (0,)},
+    )
+    assert found.collectives == [("all_reduce", "p"), ("all_reduce", "m")]
+    assert found.rank(1) == ["t = MatMul(x, w[6, 4])", "u = Relu(t)", "y = If(c)"]
+    assert found.branch(1, "then_branch") == [
+        "n = Neg(u)",
+        "p = MatMul(n, v[4, 6])",
+        "p.sum = all_reduce(p)",
+        "y.then_branch.0 = Identity(p.sum)",
+    ]
+    assert found.branch(1, "else_branch") == [
+        "m = MatMul(u, v[4, 6])",
+        "m.sum = all_reduce(m)",
+        "s = Abs(m.sum)",
+        "q = Neg(s)",
+        "y.else_branch.0 = Identity(q)",
+    ]
+
+
+def test_what_both_branches_need_whole_is_gathered_before_them() -> None:
     found = rewritten(
         """(float[b, 6] x, bool c) => (float[] y) <float[6, 8] w>
-        { t = MatMul(x, w) u = Relu(t) y = If(c) <then_branch = a () => (float[] p) { p = Neg(u) },
-          else_branch = e () => (float[] q) { q = Softmax<axis = -1>(u) }> }""",
+        { t = MatMul(x, w) u = Relu(t) y = If(c) <then_branch = a () => (float[] p) { p = Softmax(u) },
+          else_branch = e () => (float[] q) { q = Softmax<axis = 0>(u) }> }""",
+        tp=2,
+        cuts={"w[1]": (0,)},
+    )
+    assert found.collectives == [("all_gather", "u"), ("all_gather", "y")]
+    assert found.branch(0, "then_branch")[-2:] == [
+        "p.part = Slice(p, [0], [4], [1])",
+        "y.local.then_branch.0 = Identity(p.part)",
+    ]
+
+
+def test_the_body_of_a_loop_reads_the_whole_of_a_cut_value() -> None:
+    found = rewritten(
+        """(float[b, 6] x, int64 n, bool c) => (float[] y) <float[6, 8] w>
+        { t = MatMul(x, w) u = Relu(t)
+          y = Loop(n, c, u) <body = l (int64 i, bool go, float[b, 8] v) => (bool on, float[b, 8] z)
+            { on = Identity(go) z = Add(v, u) }> }""",
         tp=2,
         cuts={"w[1]": (0,)},
     )

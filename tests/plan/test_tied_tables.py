@@ -15,11 +15,11 @@ from tests.plan.models import LIMIT, error_of, feeds, held, model
 PLAIN = """(int64[batch, seq] ids) => (float[batch, seq, 300] logits) <float[300, 16] table, float[16, 300] head>
 { x = Gather(table, ids) logits = MatMul(x, head) }"""
 OUTPUT = PLAIN.replace("300] logits)", "300] logits, float[16, 300] head)")
-CAPTURED = """(int64[batch, seq] ids, bool flag) => (float[batch, seq, 300] logits, float[16, 300] out)
+CAPTURED = """(int64[batch, seq] ids, bool flag, int64 once) => (float[batch, seq, 300] logits, float[16, 300] out)
 <float[300, 16] table, float[16, 300] head>
 { x = Gather(table, ids) logits = MatMul(x, head)
-  out = If (flag) < then_branch = a () => (float[16, 300] p) { p = Identity(head) },
-                    else_branch = b () => (float[16, 300] q) { q = Neg(head) } > }"""
+  out = Loop (once, flag, head) < body = l (int64 i, bool go, float[16, 300] p) => (bool on, float[16, 300] q)
+  { on = Identity(go) q = Neg(head) } > }"""
 
 
 def tied(text: str) -> onnx.ModelProto:
@@ -44,7 +44,7 @@ def test_one_table(tmp_path: Path) -> None:
 def test_two_where_the_copy_is_read_by_its_name(text: str, tmp_path: Path) -> None:
     source = tied(text)
     bundle = tpcompile.compile(source, 2, tmp_path / "b", verify=text is OUTPUT)
-    given = {"ids": feeds(source)["ids"]} | ({"flag": np.array(False)} if text is CAPTURED else {})
+    given = {"ids": feeds(source)["ids"]} | ({"flag": np.array(True), "once": np.array(1)} if text is CAPTURED else {})
     assert error_of(source, tmp_path / "b", given) <= LIMIT
     assert bundle.plan is not None
     # the copy is needed whole, under its name: cutting it as well would store it twice

@@ -7,9 +7,10 @@ from typing import Any
 
 from onnx import AttributeProto, TensorShapeProto, ValueInfoProto
 
-from tpcompile.graph.normalize import NormalGraph, Step, normalize
+from tpcompile.graph.normalize import NormalGraph, normalize
 from tpcompile.graph.program import Node, Program, Value, Weight
 from tpcompile.graph.read import SourceModel
+from tpcompile.graph.steps import Step
 from tpcompile.graph.tensors import DTYPES, array_of
 
 
@@ -66,6 +67,8 @@ def _node(step: Step, values: dict[str, Value], opsets: dict[str, int]) -> Node:
         version=opsets.get(domain, 0),
         captured=tuple(values[name] for name in step.captured),
         origin=proto,
+        region=step.region,
+        regions=step.regions,
     )
     for captured in node.captured:
         captured.captors.append(node)

@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy.typing as npt
 
-from tpcompile.graph.program import Value, Weight
+from tpcompile.graph.program import Region, Value, Weight
 from tpcompile.weights.ranges import Part, Ranges
 
 Array = npt.NDArray[Any]
@@ -31,7 +32,8 @@ class LocalNode:
     """A node of every rank.
 
     `origin` is the source's node, whose attributes hold where `attributes` says nothing; `dropped` ones do not;
-    `renamed` are captured values that subgraphs must read under another name.
+    `renamed` are captured values that subgraphs must read under another name; `region` and `regions` are as in a
+    source's node: an If's operands are its condition and the outputs of its branches.
     """
 
     op: str
@@ -43,6 +45,8 @@ class LocalNode:
     origin: Any = None
     dropped: frozenset[str] = frozenset()
     renamed: Mapping[str, str] = field(default_factory=dict)
+    region: Region | None = None
+    regions: tuple[Region, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -99,3 +103,14 @@ class LocalProgram:
     """Inputs and outputs that are cut."""
     placed: dict[str, Placed] = field(default_factory=dict)
     """Inner values that kept the source's name but are cut or partial."""
+
+    def in_file_order(self) -> Iterator[LocalNode]:
+        """The nodes as a rank's file lists them: those of an If's branches at its place, the first branch first."""
+        inside: dict[Region | None, list[LocalNode]] = defaultdict(list)
+        for node in self.nodes:
+            inside[node.region].append(node)
+        todo = inside[None][::-1]
+        while todo:
+            node = todo.pop()
+            yield node
+            todo += [inner for region in reversed(node.regions) for inner in reversed(inside[region])]

@@ -1,8 +1,9 @@
 """One spelling for what exporters spell in many ways; values stay what they are.
 
 Local functions are inlined, Constant nodes and initializers of subgraphs become weights of the main graph,
-Identities and Ifs with a constant condition disappear, what no output needs is dropped, nodes are sorted and have
-unique names. Fused operators that hide a table are taken apart.
+Identities and Ifs with a constant condition disappear, the nodes of other Ifs' branches stand before them among those
+of the main graph, what no output needs is dropped, nodes are sorted and have unique names. Fused
+operators that hide a table are taken apart.
 No weight is renamed, folded or copied: a weight's name is what plans and recipes speak of.
 The source's messages are read and never changed; a node that must change is a new message.
 """
@@ -11,7 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import onnx
 import onnx.inliner
@@ -21,20 +22,11 @@ from tpcompile.errors import raise_all, refuse
 from tpcompile.graph.check_graph import graph_faults
 from tpcompile.graph.contents import ONNX_DOMAINS
 from tpcompile.graph.decompose import decomposed
+from tpcompile.graph.program import Region
 from tpcompile.graph.read import SourceModel
 from tpcompile.graph.scopes import captured_names, defined_names, renamed, subgraphs
+from tpcompile.graph.steps import Step, in_order, live, name_nodes, steps_of, write_names
 from tpcompile.graph.tensors import inline_bytes
-
-
-@dataclass(slots=True)
-class Step:
-    """A node under its present names; `proto` is the source's message, or a changed copy where names had to change."""
-
-    proto: NodeProto
-    name: str
-    inputs: list[str]
-    outputs: list[str]
-    captured: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -56,10 +48,10 @@ def normalize(source: SourceModel, decisions: Mapping[str, bool] | None = None) 
     model = _inlined(source.proto)
     opsets = {("" if entry.domain == "ai.onnx" else entry.domain): entry.version for entry in model.opset_import}
     build = _Build(model.graph, decisions or {}, opsets.get("", 1))
-    build.take(_sorted(_steps(model.graph.node)))
-    steps = _live(build.finished(), [value.name for value in model.graph.output])
-    _name_nodes(steps)
-    _write_names(steps)
+    build.take(in_order(steps_of(model.graph.node)))
+    steps = live(build.finished(), [value.name for value in model.graph.output])
+    name_nodes(steps)
+    write_names(steps)
     read = {name for step in steps for name in (*step.inputs, *step.captured)}
     read.update(value.name for value in model.graph.output)
     return NormalGraph(
@@ -98,38 +90,6 @@ def _inlined(model: onnx.ModelProto) -> onnx.ModelProto:
     return result
 
 
-def _steps(nodes: Iterable[NodeProto]) -> list[Step]:
-    found = []
-    for node in nodes:
-        step = Step(node, node.name, list(node.input), list(node.output))
-        if not any(step.outputs):
-            continue
-        if node.attribute and any(True for _ in subgraphs(node)):
-            step.captured = captured_names(node)
-        found.append(step)
-    return found
-
-
-def _sorted(steps: list[Step]) -> list[Step]:
-    """Steps so that each stands after those it reads from; already sorted ones keep their order."""
-    producer = {name: step for step in steps for name in step.outputs if name}
-    done: set[int] = set()
-    result: list[Step] = []
-    for root in steps:
-        stack = [(root, iter((*root.inputs, *root.captured)))] if id(root) not in done else []
-        while stack:
-            step, needs = stack[-1]
-            waits = next((p for n in needs if (p := producer.get(n)) is not None and id(p) not in done), None)
-            if waits is not None:
-                stack.append((waits, iter((*waits.inputs, *waits.captured))))
-                continue
-            stack.pop()
-            if id(step) not in done:
-                done.add(id(step))
-                result.append(step)
-    return result
-
-
 class _Build:
     """The main graph while it is put together: what was kept, what each dropped name now is, which names are taken."""
 
@@ -141,6 +101,7 @@ class _Build:
         self.outputs = {value.name for value in graph.output}
         self.inputs = {value.name for value in graph.input}
         self.taken = defined_names(graph)
+        self.region: Region | None = None
         self.inner: Counter[str] = Counter()
         _count_nested(graph.node, self.inner)
 
@@ -159,6 +120,7 @@ class _Build:
     def take(self, steps: Iterable[Step]) -> None:
         """Add sorted steps to the graph, dropping Constants, Identities and Ifs that are decided; some in parts."""
         for step in steps:
+            step.region = self.region
             op = step.proto.op_type if step.proto.domain in ONNX_DOMAINS else ""
             if op == "Constant" and (tensor := constant_tensor(step.proto)) is not None:
                 self.weights[step.outputs[0]] = tensor
@@ -166,8 +128,10 @@ class _Build:
                 self.same(step.outputs[0], step.inputs[0], step)
             elif op == "If" and (taken := self.decided(step)) is not None:
                 self.splice(step, taken)
+            elif op == "If":
+                self.expand(step)
             elif parts := decomposed(step.proto, self.opset, self.fresh):
-                self.take(_steps(parts))
+                self.take(steps_of(parts))
             else:
                 if step.captured or any(True for _ in subgraphs(step.proto)):
                     step.proto = self.lifted(step.proto)
@@ -198,22 +162,49 @@ class _Build:
 
     def splice(self, step: Step, branch: GraphProto) -> None:
         """Put the nodes of the branch in the place of the If."""
+        self.open(step, [branch])
+        graph = self.imported(branch)
+        self.take(in_order(steps_of(graph.node)))
+        for output, value in zip(step.outputs, graph.output, strict=True):
+            if output:
+                self.same(output, value.name)
+
+    def expand(self, step: Step) -> None:
+        """Put the nodes of both branches before the If, which reads what they make."""
+        outside = self.region
+        branches = {attribute.name: attribute.g for attribute in step.proto.attribute}
+        self.open(step, branches.values())
+        regions = []
+        for name in ("then_branch", "else_branch"):
+            self.region = Region(name, outside)
+            regions.append(self.region)
+            graph = self.imported(branches[name])
+            self.take(in_order(steps_of(graph.node)))
+            step.inputs += [value.name for value in graph.output]
+        self.region = outside
+        proto = onnx.NodeProto()
+        _copy_fields(step.proto, proto, leave={"attribute", "doc_string"})
+        step.proto = proto
+        step.captured, step.regions = [], tuple(regions)
+        self.steps.append(step)
+
+    def open(self, step: Step, branches: Iterable[GraphProto]) -> None:
+        """What the branches make is no longer made by a nested graph: only what graphs within them make is."""
         dropped: Counter[str] = Counter()
         _count_nested([step.proto], dropped)
         self.inner.subtract(dropped)
-        _count_nested(branch.node, self.inner)
+        for branch in branches:
+            _count_nested(branch.node, self.inner)
+
+    def imported(self, branch: GraphProto) -> GraphProto:
+        """The branch without weights, its values under names that nothing else has."""
         graph = self.lifted_graph(branch)
         names = {}
         for name in sorted(defined_names(graph)):
             if name in self.taken or self.inner[name] > 0:
                 names[name] = self.fresh(name)
             self.taken.add(names.get(name, name))
-        if names:
-            graph = renamed(graph, names)
-        self.take(_sorted(_steps(graph.node)))
-        for output, value in zip(step.outputs, graph.output, strict=True):
-            if output:
-                self.same(output, value.name)
+        return renamed(graph, names) if names else graph
 
     def lifted(self, node: NodeProto) -> NodeProto:
         """The node with subgraphs that hold no weights: those are weights of the main graph now."""
@@ -243,12 +234,12 @@ class _Build:
                 held[node.output[0]] = tensor
             else:
                 kept.append(node)
+        ends = [value.name for value in graph.output if value.name in held]
         for name, tensor in held.items():
-            names[name] = self.lift(name, tensor)
+            names[name] = self.lift(name, tensor, hidden=name in ends)
         copy = onnx.GraphProto()
         _copy_fields(graph, copy, leave={"initializer", "node", "value_info", "doc_string"})
         copy.value_info.extend(value for value in graph.value_info if value.name not in held)
-        ends = [value.name for value in graph.output if value.name in held]
         # A graph must make its outputs itself.
         copy.node.extend(onnx.helper.make_node("Identity", [names[name]], [name]) for name in ends)
         copy.node.extend(kept)
@@ -258,12 +249,12 @@ class _Build:
                 node.CopyFrom(self.lifted(node))
         return copy
 
-    def lift(self, name: str, tensor: TensorProto) -> str:
-        """Add a subgraph's weight to the main graph; its name there."""
+    def lift(self, name: str, tensor: TensorProto, hidden: bool) -> str:
+        """Add a subgraph's weight to the main graph; its name there, another one where the subgraph keeps its own."""
         old = self.weights.get(name)
-        if old is not None and _same_tensor(old, tensor):
+        if old is not None and not hidden and _same_tensor(old, tensor):
             return name
-        new = self.fresh(name) if name in self.taken or self.inner[name] > 0 else name
+        new = self.fresh(name) if hidden or name in self.taken or self.inner[name] > 0 else name
         self.taken.add(new)
         self.weights[new] = tensor
         return new
@@ -331,44 +322,3 @@ def _same_tensor(one: TensorProto, other: TensorProto) -> bool:
     if TensorProto.EXTERNAL in (one.data_location, other.data_location):
         return one.data_location == other.data_location and list(one.external_data) == list(other.external_data)
     return inline_bytes(one) == inline_bytes(other)
-
-
-def _live(steps: list[Step], outputs: Iterable[str]) -> list[Step]:
-    """The steps that some output needs."""
-    needed = set(outputs)
-    kept = []
-    for step in reversed(steps):
-        if any(name in needed for name in step.outputs):
-            needed.update(step.inputs)
-            needed.update(step.captured)
-            kept.append(step)
-    kept.reverse()
-    return kept
-
-
-def _name_nodes(steps: list[Step]) -> None:
-    """Give every step a name of its own; the first bearer of a name keeps it."""
-    taken = {step.name for step in steps}
-    seen: set[str] = {""}
-    numbers: Counter[str] = Counter()
-    for step in steps:
-        if step.name in seen:
-            base = step.name or step.proto.op_type
-            while not numbers[base] or step.name in taken:
-                numbers[base] += 1
-                step.name = f"{base}_{numbers[base]}"
-            taken.add(step.name)
-        seen.add(step.name)
-
-
-def _write_names(steps: list[Step]) -> None:
-    """Make each step's message say the step's names; the source's own messages stay as they are."""
-    for step in steps:
-        proto = step.proto
-        if step.name == proto.name and step.inputs == list(proto.input) and step.outputs == list(proto.output):
-            continue
-        step.proto = NodeProto()
-        step.proto.CopyFrom(proto)
-        step.proto.name = step.name
-        step.proto.input[:] = step.inputs
-        step.proto.output[:] = step.outputs

@@ -38,6 +38,11 @@ class Value:
     captors: list[Node] = field(default_factory=list)
 
     @property
+    def region(self) -> Region | None:
+        """The branch whose nodes may read the value, None for all."""
+        return self.producer.region if self.producer is not None else None
+
+    @property
     def fixed(self) -> bool:
         """Whether the content is known and the same whatever the inputs."""
         return self.known is not None and (self.varies is None or not self.varies.any())
@@ -57,8 +62,23 @@ class Weight:
 
 
 @dataclass(eq=False)
+class Region:
+    """A branch of an If ("then_branch" or "else_branch"): its nodes run only where the condition chooses it.
+
+    `parent` is the region that the If itself stands in, None for the main graph.
+    """
+
+    branch: str
+    parent: Region | None = None
+
+
+@dataclass(eq=False)
 class Node:
-    """One operation. `captured` are outer values that its subgraphs read; `origin` is the front's own node."""
+    """One operation. `captured` are outer values that its subgraphs read; `origin` is the front's own node.
+
+    `region` is the branch it stands in. An If has its branches in `regions`: their nodes stand before it in the
+    program, and its operands are the condition, then the outputs of the first branch, then those of the second.
+    """
 
     op: str
     domain: str
@@ -69,6 +89,8 @@ class Node:
     version: int = 0
     captured: tuple[Value, ...] = ()
     origin: Any = None
+    region: Region | None = None
+    regions: tuple[Region, ...] = ()
 
     def attribute(self, name: str, default: Any = None) -> Any:
         return self.attributes.get(name, default)

@@ -17,18 +17,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import onnx
-from onnx import helper, numpy_helper
 
-from tpcompile.graph import attention_shapes as _attention_shapes  # noqa: F401 - fills the table
-from tpcompile.graph import contrib_shapes as _contrib_shapes  # noqa: F401 - fills the table
-from tpcompile.graph import quantized_shapes as _quantized_shapes  # noqa: F401 - fills the table
 from tpcompile.graph.constants import SMALL_FLOATS, SMALL_INTEGERS, constant_of
 from tpcompile.graph.evaluate import BROADCAST, NotEvaluable, evaluate, varying
+from tpcompile.graph.node_shapes import NodeInference
 from tpcompile.graph.program import Node, Program, Sizes, Value
 from tpcompile.graph.samples import IMAGE, SAMPLES, SOUND, Samples
-from tpcompile.graph.shape_functions import ShapeQuery, described
-from tpcompile.graph.tensors import ONNX_DTYPES, type_name
 
 Shape = tuple[Sizes, ...]
 NEAR = 64
@@ -109,10 +103,9 @@ class _Walk:
         self, program: Program, samples: Samples, symbolic: Callable[[Samples], dict[str, tuple[str, Shape]]] | None
     ) -> None:
         self.program, self.samples, self.symbolic = program, samples, symbolic
-        self.cache: dict[object, list[tuple[str, tuple[int | None, ...] | None]]] = {}
         self.constants = {value.name: constant_of(value) for value in program.weights}
-        self.attributes: dict[int, object] = {}
         self.warnings: list[str] = []
+        self.inference = NodeInference(self.warnings)
         self.asked: dict[str, tuple[str, Shape]] | None = None
 
     def run(self) -> bool:
@@ -161,6 +154,9 @@ class _Walk:
     def visit(self, node: Node) -> None:
         if self.evaluate(node):
             return
+        if node.regions:
+            self.join(node)
+            return
         standard = node.domain in ("", "ai.onnx")
         if standard and node.op in BROADCAST and self.broadcast(node):
             return
@@ -168,7 +164,7 @@ class _Walk:
             return
         if standard and node.op == "Concat" and self.concat(node):
             return
-        found = [self.infer(node, sample) for sample in range(SAMPLES)]
+        found = [self.inference.infer(node, sample) for sample in range(SAMPLES)]
         for k, output in enumerate(node.outputs):
             if output is None:
                 continue
@@ -176,6 +172,24 @@ class _Walk:
             self.set_output(node, output, dtype, per_sample)
         if standard and node.op == "Reshape":
             self.reshape(node)
+
+    def join(self, node: Node) -> None:
+        """What an If makes is like what its branches make; where they differ in size, it depends on data."""
+        count = len(node.outputs)
+        for k, output in enumerate(node.outputs):
+            ends = [node.inputs[1 + k + branch * count] for branch in range(len(node.regions))]
+            shapes = [None if end is None else end.sizes for end in ends]
+            if output is None:
+                continue
+            output.dtype = next((end.dtype for end in ends if end is not None), None)
+            if any(shape is None or shapes[0] is None or len(shape) != len(shapes[0]) for shape in shapes):
+                self.ask(output, output.dtype or "")
+                continue
+            columns = zip(*(shape for shape in shapes if shape is not None), strict=True)
+            output.sizes = tuple(
+                column[0] if len(set(column)) == 1 else self.named(output.name, axis, None)
+                for axis, column in enumerate(columns)
+            )
 
     def set_output(
         self, node: Node, output: Value, dtype: str, per_sample: Sequence[tuple[int | None, ...] | None]
@@ -336,64 +350,3 @@ class _Walk:
             must = tuple(size[k] * right[k] // left[k] for k in range(SAMPLES))
             if exact and (len(set(must)) == 1 or must in self.samples.symbols.values()):
                 self.one(size, must)
-
-    def infer(self, node: Node, sample: int) -> list[tuple[str, tuple[int | None, ...] | None]]:
-        """onnx's own shape inference of one node at one sample: (dtype, shape) per output, ("", None) where unknown."""
-        unknown: list[tuple[str, tuple[int | None, ...] | None]] = [("", None)] * len(node.outputs)
-        proto: onnx.NodeProto = node.origin
-        if node.captured or any(
-            a.type in (onnx.AttributeProto.GRAPH, onnx.AttributeProto.GRAPHS) for a in proto.attribute
-        ):
-            return unknown
-        if any(value is not None and (value.sizes is None or value.dtype is None) for value in node.inputs):
-            return unknown
-        data = [None if value is None or value.known is None else value.known[sample] for value in node.inputs]
-        shapes = [
-            None if value is None else (value.dtype, tuple(size[sample] for size in value.sizes or ()))
-            for value in node.inputs
-        ]
-        if id(node) not in self.attributes:
-            self.attributes[id(node)] = tuple(a.SerializeToString(deterministic=True) for a in proto.attribute)
-        key = (node.op, node.domain, node.version, self.attributes[id(node)], tuple(shapes),
-               tuple(None if d is None else (d.dtype.name, d.tobytes()) for d in data), len(node.outputs))  # fmt: skip
-        if key not in self.cache:
-            self.cache[key] = self._infer(node, shapes, data) or unknown
-        return self.cache[key]
-
-    def _infer(
-        self, node: Node, shapes: Sequence[Any], data: Sequence[Any]
-    ) -> list[tuple[str, tuple[int | None, ...] | None]] | None:
-        try:
-            schema = onnx.defs.get_schema(node.op, node.version, node.domain)
-        except onnx.defs.SchemaError:
-            return described(ShapeQuery(node, shapes, data))
-        proto = onnx.NodeProto(op_type=node.op, domain=node.domain, name=node.name)
-        proto.attribute.extend(node.origin.attribute)
-        proto.input.extend("" if shape is None else f"i{k}" for k, shape in enumerate(shapes))
-        proto.output.extend("" if value is None else f"o{k}" for k, value in enumerate(node.outputs))
-        types, tensors = {}, {}
-        for k, shape in enumerate(shapes):
-            if shape is None:
-                continue
-            types[f"i{k}"] = helper.make_tensor_type_proto(ONNX_DTYPES[shape[0]], shape[1])
-            if data[k] is not None:
-                tensors[f"i{k}"] = numpy_helper.from_array(data[k])
-        opsets = [helper.make_opsetid(node.domain, node.version)]
-        try:
-            found = onnx.shape_inference.infer_node_outputs(
-                schema, proto, types, tensors, opset_imports=opsets, ir_version=10
-            )
-        except Exception as error:  # onnx raises several kinds; what it cannot infer runs whole
-            self.warnings.append(f"onnx cannot infer {node.op} {node.name}: {str(error).splitlines()[0][:120]}")
-            return None
-        return [_read_type(found.get(f"o{k}")) for k in range(len(node.outputs))]
-
-
-def _read_type(proto: onnx.TypeProto | None) -> tuple[str, tuple[int | None, ...] | None]:
-    if proto is None or not proto.HasField("tensor_type"):
-        return "", None
-    tensor = proto.tensor_type
-    dtype = type_name(tensor.elem_type) if tensor.elem_type else ""
-    if not tensor.HasField("shape"):
-        return dtype, None
-    return dtype, tuple(d.dim_value if d.HasField("dim_value") else None for d in tensor.shape.dim)

@@ -116,7 +116,11 @@ def _origins(output: Value) -> Iterator[tuple[Value, int, str]]:
         node = value.producer
     if node is None:
         return
-    if node.op == "Concat" and node.domain == "":
+    if node.regions:  # an If: what one of its branches makes
+        for branch in range(len(node.regions)):
+            end = node.inputs[1 + value.index + branch * len(node.outputs)]
+            yield from _origins(end) if end is not None else ()
+    elif node.op == "Concat" and node.domain == "":
         first = _operand(node, 0)
         rank = len(first.sizes or ()) or 4
         yield first, int(node.attribute("axis")) % rank, "append"

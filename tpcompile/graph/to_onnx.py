@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -11,8 +12,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from tpcompile.graph.local import LocalNode, LocalProgram, LocalSize, LocalWeight, PerRank, Placed
-from tpcompile.graph.program import Program, Value
+from tpcompile.graph.local import CollectiveCall, LocalNode, LocalProgram, LocalSize, LocalWeight, PerRank, Placed
+from tpcompile.graph.program import Program, Region, Value
 from tpcompile.graph.scopes import renamed, subgraphs
 from tpcompile.graph.tensors import ONNX_DTYPES
 from tpcompile.targets.collectives import DOMAIN, OP_TYPE, VERSION, make_collective
@@ -64,14 +65,7 @@ def rank_model(
         graph.initializer.append(_stored(weight, rank, places, inline))
     for constant in local.constants:
         graph.initializer.append(onnx.numpy_helper.from_array(constant.arrays[rank], constant.name))
-    for node in local.nodes:
-        graph.node.append(_node(node, rank))
-    outputs = {value.name for value in program.outputs}
-    for call in local.collectives:
-        name = call.node.outputs[0]
-        if name not in outputs:
-            graph.value_info.append(_info(name, call.dtype, call.shapes[rank]))
-    graph.value_info.extend(_types(source.graph, local.nodes, outputs))
+    GraphFiller(local, rank, source.graph, {value.name for value in program.outputs}).fill(graph, None)
     if local.placed:
         graph.metadata_props.append(
             onnx.StringStringEntryProto(
@@ -90,6 +84,45 @@ def _types(source: onnx.GraphProto, nodes: Sequence[LocalNode], doors: Container
             for name, original in zip(node.outputs, node.origin.output, strict=True):
                 if name and name not in doors and told.get(original):
                     yield helper.make_tensor_value_info(name, told[original], None)
+
+
+class GraphFiller:
+    """Puts the nodes of a rank into the graphs they belong to, with the types of what collectives make."""
+
+    def __init__(self, local: LocalProgram, rank: int, source: onnx.GraphProto, outputs: set[str]) -> None:
+        self.rank, self.source, self.outputs = rank, source, outputs
+        self.nodes: dict[Region | None, list[LocalNode]] = defaultdict(list)
+        self.calls: dict[Region | None, list[CollectiveCall]] = defaultdict(list)
+        for node in local.nodes:
+            self.nodes[node.region].append(node)
+        for call in local.collectives:
+            self.calls[call.node.region].append(call)
+
+    def fill(self, graph: onnx.GraphProto, region: Region | None) -> None:
+        """Add the nodes of a region to its graph."""
+        for node in self.nodes[region]:
+            graph.node.append(self.branching(node) if node.regions else _node(node, self.rank))
+        for call in self.calls[region]:
+            name = call.node.outputs[0]
+            if name not in self.outputs:
+                graph.value_info.append(_info(name, call.dtype, call.shapes[self.rank]))
+        graph.value_info.extend(_types(self.source, self.nodes[region], self.outputs))
+
+    def branching(self, node: LocalNode) -> onnx.NodeProto:
+        """An If with its branches."""
+        proto, count = _node(node, self.rank), len(node.outputs)
+        del proto.input[1:]
+        for k, region in enumerate(node.regions):
+            graph = onnx.GraphProto(name=f"{node.name}.{region.branch}")
+            self.fill(graph, region)
+            ends = node.inputs[1 + k * count : 1 + (k + 1) * count]
+            for end, output in zip(ends, node.outputs, strict=True):
+                # a branch makes each of its outputs itself, under a name that nothing else has
+                name = f"{output or node.name}.{region.branch}.{len(graph.output)}"
+                graph.node.append(helper.make_node("Identity", [end], [name]))
+                graph.output.add(name=name)
+            proto.attribute.append(helper.make_attribute(region.branch, graph))
+        return proto
 
 
 def _placement(place: Placed) -> dict[str, Any]:

@@ -47,6 +47,6 @@ class Prices:
         """`count` typical AllReduces, of `nbytes` in all: a ring moves 2(N−1)/N of the bytes over each link."""
         return self.collectives * (count * self.latency + self.per_byte * 2 * (tp - 1) / tp * nbytes)
 
-    def all_gather(self, count: int, nbytes: int, tp: int) -> float:
+    def all_gather(self, count: float, nbytes: int, tp: int) -> float:
         """`count` AllGathers that make `nbytes` in all: (N−1)/N of the bytes arrive over each link."""
         return self.collectives * (count * self.latency + self.per_byte * (tp - 1) / tp * nbytes)

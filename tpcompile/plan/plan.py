@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -79,7 +80,7 @@ def _planned(
         weights=tuple(sorted({f"{value.name}[{axis}]" for cls in classes for value, axis, _ in cls.places})),
         stored_bytes=stored,
         saved_bytes=round(saved),
-        all_reduces=sum(count for key, count in problem.reductions.items() if index in key),
-        all_gathers=sum(count for key, count in problem.gathers.items() if index in key),
+        all_reduces=math.ceil(sum(count for key, count in problem.reductions.items() if index in key)),
+        all_gathers=math.ceil(sum(count for key, count in problem.gathers.items() if index in key)),
         reason=reasons.get(index, ""),
     )

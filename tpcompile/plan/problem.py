@@ -71,13 +71,13 @@ class Problem:
     weights: Counter[frozenset[int]] = field(default_factory=Counter)
     """Bytes by the groups that cut them."""
     caches: Counter[frozenset[int]] = field(default_factory=Counter)
-    reductions: Counter[frozenset[int]] = field(default_factory=Counter)
-    """How many AllReduces there are if any of the groups is cut."""
+    reductions: dict[frozenset[int], float] = field(default_factory=lambda: defaultdict(float))
+    """How many AllReduces a run has if any of the groups is cut; one in a branch of an If counts half."""
     reduced_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
     reduction_weights: dict[frozenset[int], float] = field(default_factory=lambda: defaultdict(float))
     """The reductions counted by how large their values are, in typical sums of products with weights, from 1 to
     `LARGEST_WEIGHT` each: the many small sums of norms say nothing of what is usual."""
-    gathers: Counter[frozenset[int]] = field(default_factory=Counter)
+    gathers: dict[frozenset[int], float] = field(default_factory=lambda: defaultdict(float))
     gathered_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
     exclusive: set[tuple[int, int]] = field(default_factory=set)
     together: set[tuple[frozenset[int], frozenset[int]]] = field(default_factory=set)
@@ -203,7 +203,7 @@ def _reductions(
     }
     flow = PartialFlow(analysis, summed.__getitem__, lambda value: frozenset()).run()
     passed = {value for node in analysis.relations for value in _passing(analysis, flow.partial, node)}
-    found: list[tuple[frozenset[int], int]] = []
+    found: list[tuple[frozenset[int], int, float]] = []
     of_products: list[int] = []
     for value in flow.partial:
         if value in passed:
@@ -212,14 +212,22 @@ def _reductions(
         if groups and (
             value in analysis.program.outputs or any(node in analysis.relations for node, _ in value.consumers)
         ):
-            problem.reductions[groups] += 1
+            problem.reductions[groups] += runs(value)
             problem.reduced_bytes[groups] += value_bytes(value, nominal)
-            found.append((groups, value_bytes(value, prompt)))
+            found.append((groups, value_bytes(value, prompt), runs(value)))
             if any(largest_stored(node) for node in flow.sources[value]):
                 of_products.append(found[-1][1])
-    typical = statistics.median(of_products or [nbytes for _, nbytes in found] or [1])
-    for groups, nbytes in found:
-        problem.reduction_weights[groups] += min(max(nbytes / max(typical, 1), 1.0), LARGEST_WEIGHT)
+    typical = statistics.median(of_products or [nbytes for _, nbytes, _ in found] or [1])
+    for groups, nbytes, share in found:
+        problem.reduction_weights[groups] += share * min(max(nbytes / max(typical, 1), 1.0), LARGEST_WEIGHT)
+
+
+def runs(value: Value) -> float:
+    """The share of runs that make a value: the branches of an If are taken to be equally likely."""
+    found, region = 1.0, value.region
+    while region is not None:
+        found, region = found / 2, region.parent
+    return found
 
 
 def _passing(analysis: Analysis, partial: Mapping[Value, frozenset[int]], node: Node) -> list[Value]:
@@ -263,7 +271,7 @@ def _gathers(
             needed |= inside - stays
         if needed:
             groups = groups_of(needed)
-            problem.gathers[groups] += 1
+            problem.gathers[groups] += runs(value)
             problem.gathered_bytes[groups] += value_bytes(value, nominal)
             _forbid_mixed(problem, value, axes, needed, "is needed whole")
 

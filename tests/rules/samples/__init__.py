@@ -3,6 +3,7 @@
 from tests.rules.sample import Sample
 from tests.rules.samples import (
     attention,
+    branches,
     contractions,
     elementwise,
     experts,
@@ -19,6 +20,7 @@ from tests.rules.samples import (
 
 FAMILIES = (
     attention,
+    branches,
     contractions,
     elementwise,
     experts,

@@ -2,6 +2,7 @@
 
 from tpcompile.dims.rules import (
     attention,
+    branches,
     contractions,
     elementwise,
     experts,
@@ -18,6 +19,7 @@ from tpcompile.dims.rules import (
 
 __all__ = [
     "attention",
+    "branches",
     "contractions",
     "elementwise",
     "experts",

@@ -84,6 +84,7 @@ class Emitter:
         nbytes: str,
         because: str,
         root: int = -1,
+        reduce: str = "sum",
     ) -> str:
         """A collective over the groups of ranks that differ on sub-axes `axes`; `root` is who broadcasts."""
         groups = self.mesh.groups(axes)
@@ -91,7 +92,7 @@ class Emitter:
         mine = [next(group for group in groups if rank in group) for rank in range(self.mesh.tp)]
         node = LocalNode(OP_TYPE, DOMAIN, output, [x], [output], {
             "collective_operation": op,
-            "reduce_op": "sum" if op in ("all_reduce", "reduce_scatter") else "none",
+            "reduce_op": reduce if op in ("all_reduce", "reduce_scatter") else "none",
             "root": root,
             "nb_rank": len(groups[0]),
             "groups": [] if everyone else PerRank(tuple(mine)),

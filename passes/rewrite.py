@@ -20,6 +20,7 @@ from tpcompile.graph.program import Node, Sizes, Value
 from tpcompile.passes.emit import Emitter
 from tpcompile.passes.local_sizes import LocalSizes
 from tpcompile.passes.masked_lookup import mask_rows, masked_ids
+from tpcompile.passes.shared_range import quantize_with_shared_range
 from tpcompile.passes.versions import NONE, Leaves, Versions
 
 DRAWN = frozenset(
@@ -232,6 +233,11 @@ class Rewriter:
             found = self.emitter.name(f"{outputs[0]}.found")
             self._append(node, [inputs[0], ids, *inputs[2:]], [found])
             mask_rows(self.emitter, node.outputs[0], found, mine, outputs[0])
+            return
+        spread = self.cut.only(active).touched(relation.product(*relation.input(0))) if relation.ranged else None
+        if spread:
+            over, because = tuple(sorted(spread)), self.because(node)
+            quantize_with_shared_range(self.emitter, node, inputs[0], outputs, over, because)
             return
         attributes, dropped = self.sizes.apply(node, relation, self.cut.only(active), inputs)
         means = [

@@ -70,7 +70,8 @@ class Lookup:
 class Relation:
     """The relation of one node's operands, built by its rule.
 
-    `inputs[i]` and `outputs[i]` are the dims of an operand's axes, None where the operand is absent.
+    `inputs[i]` and `outputs[i]` are the dims of an operand's axes, None where the operand is absent. A `ranged` node
+    quantises operand 0 with the range of all of it: where that is cut, ranks agree on the range.
     """
 
     def __init__(self, node: Node, inputs: Sequence[Axes | None], outputs: Sequence[Axes | None]) -> None:
@@ -84,6 +85,7 @@ class Relation:
         self.joint = False
         self.once: frozenset[int] = frozenset()
         self.lookup: Lookup | None = None
+        self.ranged = False
         self.counts: list[Dim] = []
         self._spoken: set[int] = set()
         self._made: list[Dim] = []

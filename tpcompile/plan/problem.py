@@ -217,6 +217,13 @@ def _reductions(
             found.append((groups, value_bytes(value, prompt), runs(value)))
             if any(largest_stored(node) for node in flow.sources[value]):
                 of_products.append(found[-1][1])
+    for node, relation in analysis.relations.items():
+        blocked, scale = analysis.blocked[node], node.outputs[1:2]
+        if relation.ranged and scale[0] is not None:  # two numbers: the ends of the range
+            groups = groups_of([leaf for dim in relation.input(0) for leaf in leaves(dim) if leaf not in blocked])
+            problem.reductions[groups] += runs(scale[0])
+            problem.reduced_bytes[groups] += 8
+            found.append((groups, 8, runs(scale[0])))
     typical = statistics.median(of_products or [nbytes for _, nbytes, _ in found] or [1])
     for groups, nbytes, share in found:
         problem.reduction_weights[groups] += share * min(max(nbytes / max(typical, 1), 1.0), LARGEST_WEIGHT)

@@ -42,6 +42,13 @@ def scaled(op: Relation) -> None:
         along(op, parameter, x, axis, op.node.attribute("block_size", 0))
 
 
+@rule("DynamicQuantizeLinear")
+def dynamic(op: Relation) -> None:
+    """Element by element, with one scale and zero point for the range of all."""
+    op.same(0)
+    op.ranged = True
+
+
 def multiply(op: Relation, left: int, right: int) -> tuple[Dim, Dim]:
     """Relate the operands of a product of matrices as MatMul does; returns its (columns, rows summed over)."""
     a, b, y = op.input(left), op.input(right), op.output()

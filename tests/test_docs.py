@@ -1,4 +1,4 @@
-"""The pages hold: links lead somewhere, each error code has its entry, the picture is what its script draws."""
+"""The pages hold: links lead somewhere, each error code has its entry, what scripts write is what they wrote."""
 
 from __future__ import annotations
 
@@ -34,3 +34,9 @@ def test_every_error_code_has_its_entry() -> None:
 def test_the_picture_is_what_its_script_draws() -> None:
     drawn = runpy.run_path(str(ROOT / "docs" / "draw_layer.py"))["draw"]()
     assert drawn == (ROOT / "docs" / "layer.svg").read_text(encoding="utf-8")
+
+
+def test_the_page_of_rules_is_what_its_script_writes() -> None:
+    written = runpy.run_path(str(ROOT / "tools" / "write_rules_page"))["page"]()
+    held = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    assert held == written, "rules or samples have changed: python tools/write_rules_page"

@@ -32,9 +32,9 @@ FLOATING: dict[int, Any] = {
 INTEGER: dict[int, Any] = {onnx.TensorProto.INT8: np.int8, onnx.TensorProto.UINT8: np.uint8}
 
 
-def names() -> list[str]:
-    """The graphs of `tests/data`, sorted."""
-    return sorted(path.stem for path in FOLDER.glob("*.onnx"))
+def names(folder: Path = FOLDER) -> list[str]:
+    """The graphs of `tests/data`, or of another folder, sorted."""
+    return sorted(path.stem for path in folder.glob("*.onnx"))
 
 
 def model(name: str, folder: Path = FOLDER) -> onnx.ModelProto:

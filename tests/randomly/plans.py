@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+from onnx import numpy_helper
 
 from tests.one_graph import Array, OneGraph, difference, session
 from tests.test_real_graphs import LIMIT, trials
@@ -54,6 +55,8 @@ class Subject:
     """A model, analysed once, its inputs and what they give; `errors` compiles it under a random plan and runs that."""
 
     def __init__(self, model: onnx.ModelProto, trials: Iterable[tuple[str, dict[str, Array]]]) -> None:
+        model = at_full_accuracy(model)
+        self.model = model
         self.reference = session(model.SerializeToString())
         narrow = any(tensor.data_type in NARROW for tensor in model.graph.initializer)
         self.limit = LIMIT_OF_NARROW if narrow else LIMIT
@@ -61,6 +64,7 @@ class Subject:
         self.trials = list(self._runnable(trials))
         self.source = open_model(model)
         self._analysed: dict[str, Compilation] = {}
+        self._allowed: dict[str, float] = {}
 
     def _runnable(
         self, trials: Iterable[tuple[str, dict[str, Array]]]
@@ -76,6 +80,19 @@ class Subject:
                     raise
                 continue
             yield name, given, dict(zip(self.names, found, strict=True))
+
+    def allowed(self, trial: str) -> float:
+        """The error that is held against nobody: the limit, or what the source's own rounding makes of its weights.
+
+        Whole numbers in a graph turn the last bit of a sum into a step; a unit in the last place of each weight shows
+        how far such steps carry.
+        """
+        if trial not in self._allowed:
+            given, wanted = next((given, wanted) for name, given, wanted in self.trials if name == trial)
+            got = session(moved_by_a_unit(self.model).SerializeToString()).run(self.names, given)
+            noise = max(difference(wanted[key], found) for key, found in zip(self.names, got, strict=True))
+            self._allowed[trial] = min(LIMIT_OF_NARROW, max(self.limit, 2 * noise))
+        return self._allowed[trial]
 
     def analysed(self, outputs: str) -> Compilation:
         if outputs not in self._analysed:
@@ -110,6 +127,30 @@ def known_trials(model: onnx.ModelProto, feeds: dict[str, Array]) -> Iterator[tu
     """The trials; without those of other ids where no table of ids is found."""
     with contextlib.suppress(AssertionError):
         yield from trials(model, feeds)
+
+
+def at_full_accuracy(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with products of packed weights in float: in int8 they round what they read, where it is cut or not."""
+    made = onnx.ModelProto()
+    made.CopyFrom(model)
+    for node in made.graph.node:
+        for attribute in node.attribute:
+            if attribute.name == "accuracy_level":
+                attribute.i = 0
+    return made
+
+
+def moved_by_a_unit(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model with half of each weight's numbers moved by one unit in the last place, up or down."""
+    made, random = onnx.ModelProto(), np.random.default_rng(0)
+    made.CopyFrom(model)
+    for tensor in made.graph.initializer:
+        if tensor.data_type in (onnx.TensorProto.FLOAT, *NARROW) and len(tensor.raw_data) > 64:
+            held = numpy_helper.to_array(tensor)
+            side = np.where(random.random(held.shape) < 0.5, np.inf, -np.inf).astype(held.dtype)
+            moved = np.where(random.random(held.shape) < 0.5, np.nextafter(held, side), held)
+            tensor.raw_data = moved.astype(held.dtype).tobytes()
+    return made
 
 
 def each_alone(problem: Problem) -> Problem:

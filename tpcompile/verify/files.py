@@ -65,6 +65,12 @@ class ModelFile:
                 found.update((node.output[0], entry.t) for entry in node.attribute if entry.name == "value")
         return found
 
+    @cached_property
+    def inner(self) -> frozenset[str]:
+        """Names of stored tensors that stand in branches and bodies."""
+        main = {tensor.name for tensor in self.graph.initializer} | {n for node in self.graph.node for n in node.output}
+        return frozenset(name for name in self.tensors if name not in main)
+
     def array(self, name: str) -> Array:
         """The tensor's values; mapped, not read, where they lie in a file. Refuses bytes that are not there (TP513)."""
         tensor = self.tensors[name]

@@ -12,9 +12,9 @@ import onnx
 
 from tpcompile.errors import Fault, raise_all, refuse
 from tpcompile.verify.files import Array, ModelFile
+from tpcompile.verify.model_sizes import head_sizes, sliding_window, table_rows
 
 SUM = re.compile(r"\s*\w+(\s*\+\s*\w+)+\s*")
-SEES_THROUGH = ("Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze", "Where", "Clip")
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,8 @@ TRIALS = {
     "sample": Sizes(),
     "batch 1": Sizes(batch=1),
     "sequence 1": Sizes(seq=1),
-    "other lengths": Sizes(past=9, seq=2),
+    "other lengths": Sizes(batch=1, past=9, seq=2),
+    "no past": Sizes(past=0),
 }
 """Sizes by the name of the trial; what the source itself cannot run is left out, the first excepted."""
 
@@ -64,8 +65,9 @@ def default_inputs(model: ModelFile, sizes: Sizes, tp: int, seed: int = 0) -> di
     Token ids fall on both sides of the ends of every rank's share of the vocabulary; masks hold one 0, in the last row.
     """
     rng = np.random.default_rng(seed)
+    sizes = replace(sizes, past=sliding_window(model) or sizes.past)
     shapes = _local_sizes(model, sizes)
-    tables = table_rows(model)
+    tables = table_rows(model, {value.name for value in input_values(model)})
     past = sizes.past if any(_is_cache(value) for value in input_values(model)) else 0
     found = {}
     for value in input_values(model):
@@ -119,7 +121,7 @@ def _is_cache(value: onnx.ValueInfoProto) -> bool:
 def _local_sizes(model: ModelFile, sizes: Sizes) -> dict[str, tuple[int, ...]]:
     """The shape of every input under `sizes`."""
     values = input_values(model)
-    known: dict[str, int] = {}
+    known = head_sizes(model, {value.name: str(spelled(value)[3]) for value in values if _is_cache(value)})
     sequence_symbols = {spelled(value)[1] for value in values if "ids" in value.name and len(spelled(value)) == 2}
     for value in values:
         for axis, symbol in enumerate(spelled(value)):
@@ -152,24 +154,6 @@ def _evaluated(symbol: str | int, known: Mapping[str, int]) -> int:
             for part in (piece.strip() for piece in symbol.split("+"))
         )
     return known[symbol]
-
-
-def table_rows(model: ModelFile) -> dict[str, int]:
-    """Rows of the stored table that an integer input indexes, by input (of the smallest where there are several)."""
-    made = {name: node for node in model.graph.node for name in node.output}
-    rows: dict[str, int] = {}
-    fed = {value.name for value in input_values(model)}
-    for node in model.graph.node:
-        if node.op_type not in ("Gather", "GatherBlockQuantized") or node.input[0] not in model.tensors:
-            continue
-        dims = tuple(model.tensors[node.input[0]].dims)
-        name = node.input[1]
-        while name in made and made[name].op_type in SEES_THROUGH:
-            source = made[name]
-            name = source.input[1 if source.op_type == "Where" else 0]
-        if name in fed and len(dims) > 1:
-            rows[name] = min(dims[0], rows.get(name, dims[0]))
-    return rows
 
 
 def read_inputs(path: Path, model: ModelFile) -> dict[str, Array]:

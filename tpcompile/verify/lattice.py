@@ -56,6 +56,16 @@ class Axis:
     def alike(self) -> bool:
         return self.sizes == (None,)
 
+    @cached_property
+    def complete(self) -> bool:
+        """All of it on every rank: whole, alike, or a product of such factors."""
+        if self.flat is not None:
+            return self.whole
+        known = [at for at, size in enumerate(self.sizes) if size is not None]
+        return all(np.array_equal(self.held[0], rows) for rows in self.held) and all(
+            len(np.unique(self.held[0][:, at])) == self.sizes[at] for at in known
+        )
+
     @property
     def unit(self) -> bool:
         """One entry that stands for all: broadcasts against any axis."""
@@ -64,10 +74,11 @@ class Axis:
     def __str__(self) -> str:
         if self.whole or self.flat is None:
             return f"{self.flat[0]} whole" if self.flat else f"{list(self.lengths)} alike"
-        return f"{self.flat[0]} cut {'|'.join(_short(index) for index in self.flat[1])}"
+        return f"{self.flat[0]} cut {'|'.join(short(index) for index in self.flat[1])}"
 
 
-def _short(index: Array) -> str:
+def short(index: Array) -> str:
+    """Indices in a few signs: 0-3,8-11."""
     runs = np.split(index, np.flatnonzero(np.diff(index) != 1) + 1) if index.size else []
     texts = [f"{run[0]}" if run.size == 1 else f"{run[0]}-{run[-1]}" for run in runs[:3]]
     return ",".join(texts) + ("…" if len(runs) > 3 else "")
@@ -276,8 +287,8 @@ class Lies:
 
     @property
     def settled(self) -> bool:
-        """The same on all ranks as far as its axes go: whole, or entries all alike."""
-        return self.finished and all(axis.whole or axis.alike for axis in self.axes)
+        """The same on all ranks as far as its axes go."""
+        return self.finished and all(axis.complete for axis in self.axes)
 
     def __str__(self) -> str:
         parts = [f"axis {at}: {axis}" for at, axis in enumerate(self.axes) if not axis.whole]

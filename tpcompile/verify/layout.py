@@ -20,10 +20,13 @@ from tpcompile.verify.branches import branches, reads, walk
 from tpcompile.verify.files import Array, Bundle
 from tpcompile.verify.inputs import input_values
 from tpcompile.verify.lattice import Free, Lies, State
-from tpcompile.verify.rules import RULES
+from tpcompile.verify.rules import rule_of
 from tpcompile.verify.rules.site import Site, Undecided
 from tpcompile.verify.simulate import REMEDY, Trace
 from tpcompile.verify.tiles import Part, Tiling
+
+ALIKE = ("Expand", "ConstantOfShape")
+"""Operators whose results may be parts of something larger though their inputs are whole: all entries are alike."""
 
 
 @dataclass
@@ -151,7 +154,7 @@ class _Follower:
         whole = all(isinstance(state, Lies) and state.whole for state in outer)
         if Free.UNKNOWN in outer and not is_collective(node):
             states: list[State] = [Free.UNKNOWN] * len(outputs)
-        elif node.op_type in ("Shape", "Size") or (whole and not is_collective(node) and node.op_type != "Expand"):
+        elif node.op_type in ("Shape", "Size") or (whole and not is_collective(node) and node.op_type not in ALIKE):
             states = self.compared(outputs)
         else:
             states = self.ruled(nodes, inputs, outer, outputs)
@@ -164,7 +167,7 @@ class _Follower:
         before = len(faults)
         site = Site(nodes, inputs, self.value, self.stored, self.asked, self.whole_shape, faults)
         try:
-            rule = RULES.get(node.op_type)
+            rule = rule_of(node)
             if rule is None:
                 raise Undecided("the checker has no rule for it")
             states = rule(site)

@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
-from tpcompile.verify.rules import arithmetic, attention, collectives, lookups, masks, moves
+import onnx
+
+from tpcompile.verify.rules import (
+    along,
+    arithmetic,
+    attention,
+    collectives,
+    experts,
+    fused,
+    images,
+    lookups,
+    masks,
+    moves,
+    ort_attention,
+    quantised,
+)
 from tpcompile.verify.rules.site import Rule
 
 ELEMENTWISE = [
@@ -60,8 +75,6 @@ ELEMENTWISE = [
     "Tanh",
     "ThresholdedRelu",
     "Xor",
-    "QuickGelu",
-    "FastGelu",
 ]
 
 RULES: dict[str, Rule] = {
@@ -72,7 +85,25 @@ RULES: dict[str, Rule] = {
     "Where": masks.where,
     "MatMul": arithmetic.matmul,
     "Gemm": arithmetic.gemm,
-    "Conv": arithmetic.conv,
+    "Einsum": along.einsum,
+    "Conv": images.conv,
+    "ConvTranspose": images.conv_transpose,
+    **dict.fromkeys(
+        ("MaxPool", "AveragePool", "LpPool", "GlobalMaxPool", "GlobalAveragePool", "GlobalLpPool"), images.pool
+    ),
+    **dict.fromkeys(("BatchNormalization", "InstanceNormalization"), images.per_channel),
+    "GroupNormalization": images.group_norm,
+    "LRN": images.local_response,
+    **dict.fromkeys(("DepthToSpace", "SpaceToDepth"), images.blocks_of_space),
+    **dict.fromkeys(("Resize", "Upsample"), images.resize),
+    **dict.fromkeys(("CumSum", "CumProd", "LpNormalization", "TopK"), along.along(-1)),
+    **dict.fromkeys(("ArgMax", "ArgMin"), along.along(0)),
+    "Trilu": along.last_two,
+    "GatherElements": along.gather_elements,
+    "ScatterElements": along.scatter_elements,
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), quantised.linear),
+    "DynamicQuantizeLinear": quantised.dynamic,
+    "MatMulInteger": quantised.matmul_integer,
     "Transpose": moves.transpose,
     "Squeeze": moves.squeeze,
     "Unsqueeze": moves.unsqueeze,
@@ -110,3 +141,32 @@ RULES: dict[str, Rule] = {
     "RotaryEmbedding": attention.rotary,
     "DistCollective": collectives.dist_collective,
 }
+
+MICROSOFT: dict[str, Rule] = {
+    **dict.fromkeys(("BiasGelu", "FastGelu", "QuickGelu", "Gelu"), arithmetic.elementwise),
+    "BiasAdd": arithmetic.add,
+    "BiasSplitGelu": fused.gated,
+    "BiasSoftmax": fused.bias_softmax,
+    **dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), fused.skip_norm),
+    "SimplifiedLayerNormalization": moves.over_axis(-1, to_end=True),
+    "EmbedLayerNormalization": fused.embed_norm,
+    **dict.fromkeys(("FusedMatMul", "TransposeMatMul"), fused.fused_matmul),
+    "GemmFastGelu": fused.gemm_gelu,
+    "RotaryEmbedding": ort_attention.rotary,
+    "GroupQueryAttention": ort_attention.group_query,
+    "MultiHeadAttention": ort_attention.multi_head,
+    "Attention": ort_attention.packed,
+    **dict.fromkeys(("QuantizeLinear", "DequantizeLinear"), quantised.linear),
+    "DynamicQuantizeMatMul": quantised.dynamic_matmul,
+    "MatMulIntegerToFloat": quantised.integer_to_float,
+    "MatMulNBits": quantised.matmul_nbits,
+    "GatherBlockQuantized": quantised.gather_blocks,
+    **dict.fromkeys(("QLinearAdd", "QLinearMul"), quantised.elementwise_of_scales),
+    **dict.fromkeys(("MoE", "QMoE"), experts.mixture),
+}
+"""Operators of the domain com.microsoft."""
+
+
+def rule_of(node: onnx.NodeProto) -> Rule | None:
+    """The rule of an operator; None where the checker has none."""
+    return (MICROSOFT if node.domain == "com.microsoft" else RULES).get(node.op_type)

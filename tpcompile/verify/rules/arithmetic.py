@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import onnx
 
-from tpcompile.verify import lattice
 from tpcompile.verify.lattice import Axis, Free, Lies, State
 from tpcompile.verify.rules.site import Site, Undecided, broadcast, summed_over
 
@@ -84,20 +83,3 @@ def with_bias(site: Site, result: Lies, at: int) -> Lies:
     found = add(inner)[0]
     assert isinstance(found, Lies)
     return found
-
-
-def conv(site: Site) -> list[State]:
-    x, w = site.lies(0), site.lies(1)
-    for axis in x.axes[2:]:
-        site.need_whole(axis, "a spatial axis")
-    if site.attribute("group", 1) != 1 or (w.axes[1].whole and not x.axes[1].whole):
-        raise Undecided("a grouped Conv, perhaps of one group per rank")
-    space = tuple(lattice.whole(size, site.tp) for size in site.shapes()[0][2:])
-    result = product(site, x, w, (x.axes[1], w.axes[1]), (x.axes[0], w.axes[0], *space))
-    if site.given(2):
-        bias = site.lies(2)
-        site.matched(w.axes[0], bias.axes[0], "the channels of weight and bias")
-        if result.shares and not bias.shares and any(array.any() for array in site.values(2)):
-            site.fault("TP525", f"adds bias {site.nodes[0].input[2]!r}, which every rank holds, to a partial result")
-        result = Lies(result.axes, result.shares | bias.shares)
-    return [result]

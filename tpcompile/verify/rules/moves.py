@@ -143,8 +143,13 @@ def expand(site: Site) -> list[State]:
 
 
 def constant(site: Site) -> list[State]:
-    """ConstantOfShape of local sizes: all entries alike."""
-    return [Lies(tuple(lattice.alike(lengths) for lengths in zip(*site.shapes(), strict=True)))]
+    """ConstantOfShape: all entries are alike, and an axis is whole where it is as long as the source's."""
+    told = site.whole_shape(site.nodes[0].output[0])
+    axes = []
+    for at, lengths in enumerate(zip(*site.shapes(), strict=True)):
+        is_whole = len(told) == len(site.shapes()[0]) and set(lengths) == {told[at]}
+        axes.append(lattice.whole(lengths[0], site.tp) if is_whole else lattice.alike(lengths))
+    return [Lies(tuple(axes))]
 
 
 def concat(site: Site) -> list[State]:
@@ -171,16 +176,9 @@ def concat(site: Site) -> list[State]:
 def split(site: Site) -> list[State]:
     state = site.lies(0)
     at = site.attribute("axis", 0) % len(state.axes)
-    starts = np.zeros(site.tp, int)
-    found: list[State] = []
-    for output in range(len(site.nodes[0].output)):
-        sizes = np.array([shape[at] for shape in site.shapes(output)])
-        chosen = [np.arange(start, start + size) for start, size in zip(starts, sizes, strict=True)]
-        found.append(
-            moved(state, [lattice.select(axis, chosen) if back == at else axis for back, axis in enumerate(state.axes)])
-        )
-        starts = starts + sizes
-    return found
+    sizes = [[shape[at] for shape in site.shapes(output)] for output in range(len(site.nodes[0].output))]
+    parts = site.parted(state.axes[at], sizes)
+    return [moved(state, [*state.axes[:at], part, *state.axes[at + 1 :]]) for part in parts]
 
 
 def slice_(site: Site) -> list[State]:

@@ -7,7 +7,7 @@ states of the outputs, reports faults at its site, and raises Undecided where it
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,15 @@ class Site:
             )
         return Lies(state.axes)
 
+    def first(self, count: int) -> Site:
+        """The same operation as if it had only its first `count` inputs."""
+        nodes = []
+        for node in self.nodes:
+            nodes.append(onnx.NodeProto())
+            nodes[-1].CopyFrom(node)
+            del nodes[-1].input[count:]
+        return replace(self, nodes=nodes, states=self.states[:count])
+
     def matched(self, a: Axis, b: Axis, what: str) -> Axis:
         """The axis both describe, with a fault where the ranks hold different indices of them."""
         found = lattice.meet(a, b)
@@ -92,8 +101,28 @@ class Site:
                 raise Undecided(f"{what}: {a} and {b}")
         return found or a
 
+    def parted(self, axis: Axis, sizes: Sequence[Sequence[int]]) -> list[Axis]:
+        """An axis of several parts, one after the other: `sizes[part][rank]` local entries each.
+
+        A fault where what the ranks hold of a part is no run of the whole axis: then parts are mixed.
+        """
+        starts = np.zeros(self.tp, int)
+        found = []
+        for mine in sizes:
+            chosen = [np.arange(start, start + size) for start, size in zip(starts, mine, strict=True)]
+            starts = starts + np.array(mine)
+            found.append(lattice.select(axis, chosen))
+            if axis.flat and not axis.whole:
+                taken = [held[index] for held, index in zip(axis.flat[1], chosen, strict=True)]
+                together = np.unique(np.concatenate(taken))
+                together = together[together >= 0]
+                if (np.diff(together) != 1).any():
+                    texts = " and ".join(lattice.short(index) for index in taken)
+                    self.fault("TP526", f"takes {texts} of {axis} for one part, which is no run of it")
+        return found
+
     def need_whole(self, axis: Axis, what: str) -> None:
-        if not axis.whole and not axis.alike:
+        if not axis.complete:
             self.fault("TP526", f"needs all of {what}, which is {axis}")
 
 

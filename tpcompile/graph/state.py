@@ -15,6 +15,7 @@ _INTO_ATTENTION = {
     ("", "Attention"): ((4, 1), (5, 2)),
     ("com.microsoft", "GroupQueryAttention"): ((3, 1), (4, 2)),
     ("com.microsoft", "MultiHeadAttention"): ((6, 1), (7, 2)),
+    ("com.microsoft", "DecoderMaskedMultiHeadAttention"): ((5, 1), (6, 2)),
     ("com.microsoft", "Attention"): ((4, 1),),
 }
 """Attention operators that take caches: (operand, output) pairs."""

@@ -15,7 +15,7 @@ from tests.verify.bundles import edit_rank, make_bundle, source_model
 from tpcompile.errors import Refused
 from tpcompile.targets.collectives import make_collective
 from tpcompile.verify import lattice
-from tpcompile.verify.compare import assembled, relative_error
+from tpcompile.verify.compare import assembled, mean_error, relative_error
 from tpcompile.verify.files import open_bundle, open_source
 from tpcompile.verify.inputs import Sizes, default_inputs, read_inputs
 from tpcompile.verify.simulate import perform
@@ -132,6 +132,16 @@ def test_relative_error() -> None:
     assert relative_error(a, np.array([1.0, -4.0, 7.0], np.float32)) == np.inf
     assert relative_error(a, a[:2]) == np.inf
     assert relative_error(np.arange(4), np.array([0, 1, 2, 9])) == 0.25
+
+
+def test_mean_error_counts_steps_of_whole_numbers() -> None:
+    a = np.array([3, 250, 7, 7], np.uint8)
+    assert mean_error(a, np.array([3, 251, 7, 5], np.uint8)) == 0.75
+    assert mean_error(a, a.astype(np.int8)) == np.inf
+    floats = np.array([1.0, -3.0, np.inf], np.float32)
+    assert mean_error(floats, np.array([1.0, -2.0, np.inf], np.float32)) == pytest.approx(0.25, rel=1e-5)
+    assert mean_error(floats, np.array([1.0, -2.0, 9.0], np.float32)) == np.inf
+    assert mean_error(np.array([True, False]), np.array([True, True])) == 0.5
 
 
 @pytest.mark.parametrize(

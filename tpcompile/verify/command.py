@@ -18,7 +18,7 @@ from rich.table import Table
 from tpcompile.errors import Fault, NumbersDiffer, Refused, refuse
 from tpcompile.graph.read import SourceModel
 from tpcompile.verify.branches import SIDES, is_joint, walk
-from tpcompile.verify.compare import Divergence, SourceRun, divergences, relative_error, whole_output
+from tpcompile.verify.compare import Divergence, SourceRun, divergences, whole_output
 from tpcompile.verify.files import Array, Bundle, ModelFile, open_bundle, open_source
 from tpcompile.verify.form import collective_faults, form_faults
 from tpcompile.verify.inputs import TRIALS, default_inputs, read_inputs, with_flags_off
@@ -230,7 +230,7 @@ def _run(
             followed.add(way)
             saw = f"{found.operations - len(found.undecided)} of {found.operations} operations followed"
             layout.saw = f"{layout.saw}, {saw} in other branches" if layout.saw else saw
-        yield _compared(bundle, model, source, name, feeds, trace, want, limits, numbers)
+        yield _compared(bundle, source, name, feeds, trace, want, limits, numbers)
     layout.warnings.extend(_untaken(bundle, {choice for way in followed for choice in way}))
     numbers.saw = "every output and every value of the same name, against the source"
 
@@ -245,7 +245,6 @@ def _untaken(bundle: Bundle, taken: set[tuple[str, str]]) -> Iterator[str]:
 
 def _compared(
     bundle: Bundle,
-    model: ModelFile,
     source: SourceRun,
     name: str,
     feeds: Mapping[str, Array],
@@ -258,7 +257,7 @@ def _compared(
     faults = []
     for output in source.outputs:
         whole = whole_output(bundle, trace, output)
-        errors[output] = float("inf") if isinstance(whole, str) else relative_error(want[output], whole)
+        errors[output] = float("inf") if isinstance(whole, str) else source.error(output, want[output], whole)
         if isinstance(whole, str):
             faults.append(Fault("TP531", f"output {output} ({name})", whole, REMEDY))
         elif errors[output] > limits[output]:
@@ -270,7 +269,7 @@ def _compared(
                     REMEDY,
                 )
             )
-    astray: list[Divergence] = list(divergences(bundle, model, trace, want, limits))
+    astray: list[Divergence] = list(divergences(bundle, source, trace, want, limits))
     first = next((found for found in astray if faults or found.declared), None)
     if first:
         kind = (

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,11 +15,14 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 from tpcompile.errors import refuse
 from tpcompile.verify.branches import branches, captures, graphs, walk
 from tpcompile.verify.files import Array, Bundle, ModelFile
+from tpcompile.verify.rounding import rounded_values
 from tpcompile.verify.simulate import Trace, session_options
 from tpcompile.weights.source import MemoryBytes
 
 FLOOR, CEILING, NOISES = 3e-5, 2e-2, 1.5
 """Relative error that is always allowed; that never is; how many times the source's own noise is allowed between."""
+MEAN_STEPS = 2e-2
+"""How far a value made of rounded activations may be off on average: in steps, or of its mean magnitude."""
 FLOATS = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.DOUBLE)
 
 
@@ -40,6 +44,20 @@ def relative_error(want: Array, got: Array) -> float:
     return float(np.abs(a[finite] - b[finite]).max(initial=0) / (np.abs(a[finite]).max(initial=0) + 1e-6))
 
 
+def mean_error(want: Array, got: Array) -> float:
+    """How far elements are off on average: in steps where values are whole numbers, else of the mean magnitude.
+
+    One step in a hundred elements is what another order of sums does to rounded activations; a fault moves most of
+    them. Infinite where shapes or types differ, or where one has an infinity or NaN that the other has not.
+    """
+    if not want.size or math.isinf(relative_error(want, got)) or want.dtype.kind in "bSUO":
+        return relative_error(want, got)
+    a, b = want.astype(np.float64), got.astype(np.float64)
+    finite = np.isfinite(a)
+    scale = 1.0 if want.dtype.kind in "iu" else np.abs(a[finite]).mean() + 1e-6
+    return float(np.abs(a[finite] - b[finite]).mean() / scale)
+
+
 @dataclass
 class SourceRun:
     """The source model, all values visible: once as it is, once with weights moved by one unit in the last place.
@@ -49,11 +67,14 @@ class SourceRun:
 
     model: ModelFile
     outputs: list[str] = field(init=False)
+    rounded: frozenset[str] = field(init=False)
+    """Values made of activations that were rounded to few bits."""
     _replaced: list[dict[str, Array]] = field(init=False)
     _programs: dict[tuple[str, int], _Visible] = field(init=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         self.outputs = [value.name for value in self.model.graph.output]
+        self.rounded = rounded_values(self.model.graph)
         elsewhere = {
             name: self.model.array(name)
             for name, place in self.model.places.items()
@@ -83,11 +104,17 @@ class SourceRun:
         """All values, and for each the relative error that is allowed. Raises what onnxruntime raises."""
         values, moved = (self._values(self.model.graph, "", variant, feeds) for variant in range(2))
         limits = {
-            name: min(CEILING, max(FLOOR, NOISES * relative_error(values[name], moved[name])))
+            name: MEAN_STEPS
+            if name in self.rounded
+            else min(CEILING, max(FLOOR, NOISES * relative_error(values[name], moved[name])))
             for name in values
-            if name not in feeds and isinstance(values[name], np.ndarray) and name in moved
+            if (name not in feeds or name in self.outputs) and isinstance(values[name], np.ndarray) and name in moved
         }
         return values, limits
+
+    def error(self, name: str, want: Array, got: Array) -> float:
+        """How far a value of the ranks is off, by the measure that its limit is of."""
+        return mean_error(want, got) if name in self.rounded else relative_error(want, got)
 
     def _values(self, graph: onnx.GraphProto, name: str, variant: int, known: Mapping[str, Array]) -> dict[str, Array]:
         values = dict(known) | self._program(graph, name, variant, known).run(known)
@@ -200,31 +227,34 @@ def assembled(parts: list[Array], axis: int, ranges: Sequence[Sequence[Sequence[
 
 
 def divergences(
-    bundle: Bundle, source: ModelFile, trace: Trace, want: Mapping[str, Array], limits: Mapping[str, float]
+    bundle: Bundle, source: SourceRun, trace: Trace, want: Mapping[str, Array], limits: Mapping[str, float]
 ) -> Iterator[Divergence]:
     """Values that kept their source's name and are further from it than allowed, in the source's order of nodes.
 
     Where the rank files say how a value lies (`tpcompile.placements`), that is what is checked; elsewhere the best of
     the ways it could lie is taken: no way is guessed wrong, at the price of seeing less.
     """
-    for node in walk(source.graph):
+    for node in walk(source.model.graph):
         for name in node.output:
             if not name or name not in limits or any(name not in values for values in trace.values):
                 continue
             parts, target, limit = trace.of(name), want[name], limits[name]
+            error_of = partial(source.error, name)
             declared = [placements.get(name) for placements in bundle.declared]
             if declared[0] is not None:
                 try:
-                    error = _declared_error(parts, target, declared)
+                    error = _declared_error(parts, target, declared, error_of)
                 except (KeyError, TypeError, ValueError, IndexError):  # a declaration that makes no sense
                     error = math.inf
             else:
-                error = min((relative_error(target, way) for way in _ways(parts, target)), default=0.0)
+                error = min((error_of(target, way) for way in _ways(parts, target)), default=0.0)
             if error > limit:
                 yield Divergence(name, f"{node.op_type} {node.name}".strip(), error, limit, declared[0] is not None)
 
 
-def _declared_error(parts: list[Array], want: Array, declared: list[Any]) -> float:
+def _declared_error(
+    parts: list[Array], want: Array, declared: list[Any], error_of: Callable[[Array, Array], float]
+) -> float:
     """The worst error over what the declaration lets us put together; infinite where the parts do not fit it."""
     entry = declared[0]
     if any(other != entry for other in declared):
@@ -233,9 +263,9 @@ def _declared_error(parts: list[Array], want: Array, declared: list[Any]) -> flo
         group_of = {rank: group for group in entry["partial"] or [range(len(parts))] for rank in group}
         parts = [summed([parts[other] for other in group_of[rank]]) for rank in range(len(parts))]
     if entry.get("axis") is None:
-        return max(relative_error(want, part) for part in parts)
+        return max(error_of(want, part) for part in parts)
     whole = assembled(parts, entry["axis"], entry["ranges"])
-    return math.inf if isinstance(whole, str) else relative_error(want, whole)
+    return math.inf if isinstance(whole, str) else error_of(want, whole)
 
 
 def summed(parts: list[Array]) -> Array:

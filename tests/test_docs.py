@@ -40,3 +40,15 @@ def test_the_page_of_rules_is_what_its_script_writes() -> None:
     written = runpy.run_path(str(ROOT / "tools" / "write_rules_page"))["page"]()
     held = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
     assert held == written, "rules or samples have changed: python tools/write_rules_page"
+
+
+def test_every_fault_that_others_met_has_a_test_named_after_it() -> None:
+    """`test_b13_…` in tests/faults, or a file of tests that the entry links to."""
+    entries = re.findall(
+        r"^\| ([A-L]\d+) \|(.*)$", (ROOT / "docs" / "faults.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    tests = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests" / "faults").glob("test_*.py"))
+    named = {name.upper() for name in re.findall(r"def test_([a-l]\d+)_", tests)}
+    linked = {name for name, said in entries if "](../tests/" in said and "](../tests/faults/" not in said}
+    assert len(entries) > 50
+    assert {name for name, _ in entries} == named | linked

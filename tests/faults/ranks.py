@@ -24,7 +24,8 @@ SIZES = {"B": 2, "S": 5}
 
 def model(text: str, opset: int = 20, seed: int = 1, **values: Any) -> onnx.ModelProto:
     """The model of a text, its stored tensors drawn; `values` gives some of them."""
-    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}]>\ng {text}')
+    contributed = ', "com.microsoft" : 1' if "com.microsoft." in text else ""
+    proto = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : {opset}{contributed}]>\ng {text}')
     graph, random = proto.graph, np.random.default_rng(seed)
     made = {name for node in graph.node for name in node.output}
     for info in [info for info in graph.value_info if info.name not in made]:

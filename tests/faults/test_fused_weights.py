@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.faults.ranks import Ranks, core, model, stored
+from tests.faults.ranks import Ranks, blocks, core, model, stored
 
 DEGREES = [2, 3, 4]
 TRANSPOSED = """q = Transpose <perm = [0, 2, 1, 3]> (qs) k = Transpose <perm = [0, 2, 1, 3]> (ks)
@@ -112,3 +112,25 @@ def test_c10_orientation_comes_from_the_operator_not_from_names(transposed: bool
     assert sum(shape[out] for shape in ranks.shapes("c_attn")) == 12
     assert {shape[1 - out] for shape in ranks.shapes("c_attn")} == {5}
     assert ranks.collectives == {"all_reduce": 1}
+
+
+@pytest.mark.parametrize("tp", [2, 3, 4, 5])
+@pytest.mark.parametrize("interleaved", [False, True], ids=["gate, then up", "in pairs"])
+def test_h4_gate_and_up_in_one_weight_are_cut_alike(interleaved: bool, tp: int, tmp_path: Path) -> None:
+    """One weight of two layers: each rank needs the same columns of both, however they lie."""
+    apart = (
+        """r = Reshape(m, pairs) g = Gather <axis = 2> (r, zero) u = Gather <axis = 2> (r, one)"""
+        if interleaved
+        else "g, u = Split <axis = 1> (m, halves)"
+    )
+    text = f"""(float[B, 5] x) => (float[B, 7] y) <float[5, 20] w, float[10, 7] w_o, float[7] b_o,
+ int64[2] halves = {{10, 10}}, int64[3] pairs = {{0, 10, 2}}, int64 zero = {{0}}, int64 one = {{1}}>
+{{ m = MatMul(x, w) {apart} s = Sigmoid(g) h = Mul(s, u) o = MatMul(h, w_o) y = Add(o, b_o) }}"""
+    proto = model(text)
+    ranks = Ranks(proto, tp, tmp_path, objective="balanced", pins={"w_o": "row"})
+    assert ranks.collectives == {"all_reduce": 1}
+    for rank, held in enumerate(ranks.models):
+        start, size = sum(blocks(10, tp)[:rank]), blocks(10, tp)[rank]
+        mine = np.arange(start, start + size)
+        columns = (mine[:, None] * 2 + [0, 1]).ravel() if interleaved else np.concatenate([mine, mine + 10])
+        assert np.array_equal(stored(held, "w"), stored(proto, "w")[:, columns])

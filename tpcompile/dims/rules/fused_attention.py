@@ -30,9 +30,12 @@ def group_query_attention(op: Relation) -> None:
     if op.has(1):
         op.pair(x[2], query)
         for k in (1, 2):
-            op.pair(op.input(k)[0], y[0])
-            op.whole(op.input(k)[1], LOOKS_ALONG)
-            op.pair(op.input(k)[2], key)
+            axes = op.input(k)
+            if len(axes) != 3:
+                raise NotCovered("keys and values with heads apart")
+            op.pair(axes[0], y[0])
+            op.whole(axes[1], LOOKS_ALONG)
+            op.pair(axes[2], key)
     else:
         op.pair(x[2], op.concatenation(query, key, key))
     _batch_and_queries(op, x, y)
@@ -151,6 +154,8 @@ def rotary(op: Relation) -> None:
         heads = _number(count if part else x[2].size // (2 * op.input(2)[1].size), x[2])
         _flat(op, x[2], heads)
     if count:
+        if heads.size != count:
+            raise NotCovered(f"{count} heads, but tables for {heads.size}")
         op.local_attribute("num_heads", local_count(heads), heads)
 
 
@@ -162,7 +167,7 @@ def _number(count: int, like: Dim) -> Dim:
 def _flat(op: Relation, dim: Dim | None, heads: Dim, width: int = 0) -> Dim:
     """An axis h·hd, or a new one of the width, as its heads and their features."""
     total = width if dim is None else dim.size
-    if total % heads.size or (dim is not None and not dim.static):
+    if total <= 0 or total % heads.size or (dim is not None and not dim.static):
         raise NotCovered(f"{heads.size} heads do not divide {dim or total}")
     size = _number(total // heads.size, heads)
     op.whole(size, FEATURES)

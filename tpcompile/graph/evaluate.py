@@ -1,6 +1,7 @@
 """Evaluate small nodes of shape arithmetic in numpy: what a Reshape's target or a Slice's bounds are made of.
 
-No weight is read and no kernel of a runtime is run: only the few operators that exporters build shapes with.
+No weight is read and no kernel of a runtime is run: only the operators that exporters build shapes with, the common
+ones here, the rest by onnx's reference implementation.
 """
 
 from __future__ import annotations
@@ -25,6 +26,11 @@ _MOVES = frozenset(
     ("Expand", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Tile", "Transpose", "Unsqueeze")
 )
 
+_RARE = frozenset(
+    ("ArgMax", "ArgMin", "BitShift", "Clip", "Compress", "EyeLike", "GatherElements", "GatherND", "OneHot", "Pad",
+     "ReduceMean", "ScatterElements", "ScatterND", "Sign", "TopK", "Trilu", "Unique")
+)  # fmt: skip
+
 _DTYPES = {
     1: "float32",
     2: "uint8",
@@ -48,7 +54,8 @@ def evaluate(node: Node, inputs: Sequence[Array | None]) -> list[Array]:
     Raises:
         NotEvaluable: no rule for the operator, or the result is larger than `LARGEST` elements.
     """
-    function = _OPERATORS.get(node.op) if node.domain in ("", "ai.onnx") else None
+    standard = node.domain in ("", "ai.onnx")
+    function = _OPERATORS.get(node.op, _by_reference if node.op in _RARE else None) if standard else None
     if function is None:
         raise NotEvaluable(node.op)
     with np.errstate(all="ignore"):
@@ -185,6 +192,35 @@ def _cumsum(node: Node, x: Array, axis: Array) -> Array:
 
 def _transpose(node: Node, x: Array) -> Array:
     return np.transpose(x, node.attribute("perm"))
+
+
+def _by_reference(node: Node, *inputs: Array | None) -> list[Array]:
+    """Any other operator on small tensors, as onnx defines it."""
+    import onnx
+    from onnx.reference import ReferenceEvaluator
+
+    from tpcompile.graph.tensors import ONNX_DTYPES
+
+    proto = onnx.helper.make_node(
+        node.op,
+        ["" if array is None else f"i{k}" for k, array in enumerate(inputs)],
+        ["" if value is None else f"o{k}" for k, value in enumerate(node.outputs)],
+    )
+    proto.attribute.extend(node.origin.attribute)
+    given = {f"i{k}": array for k, array in enumerate(inputs) if array is not None}
+    asked = [f"o{k}" for k, value in enumerate(node.outputs) if value is not None]
+    graph = onnx.helper.make_graph(
+        [proto],
+        node.op,
+        [onnx.helper.make_tensor_value_info(k, ONNX_DTYPES[a.dtype.name], a.shape) for k, a in given.items()],
+        [onnx.ValueInfoProto(name=name) for name in asked],
+    )
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", node.version)])
+    try:
+        found = iter(ReferenceEvaluator(model).run(None, given))
+    except Exception as error:  # an implementation in Python: it raises what comes
+        raise NotEvaluable(f"{node.op}: {error}") from error
+    return [np.zeros(0) if value is None else np.asarray(next(found)) for value in node.outputs]
 
 
 def varying(node: Node, output: int, found: Sequence[Array]) -> Array | None:

@@ -43,10 +43,10 @@ class Prices:
             caches=not balanced,
         )
 
-    def all_reduce(self, count: float, nbytes: int, tp: int) -> float:
+    def all_reduce(self, count: float, nbytes: float, tp: int) -> float:
         """`count` typical AllReduces, of `nbytes` in all: a ring moves 2(N−1)/N of the bytes over each link."""
         return self.collectives * (count * self.latency + self.per_byte * 2 * (tp - 1) / tp * nbytes)
 
-    def all_gather(self, count: float, nbytes: int, tp: int) -> float:
+    def all_gather(self, count: float, nbytes: float, tp: int) -> float:
         """`count` AllGathers that make `nbytes` in all: (N−1)/N of the bytes arrive over each link."""
         return self.collectives * (count * self.latency + self.per_byte * (tp - 1) / tp * nbytes)

@@ -30,6 +30,9 @@ from tpcompile.plan.uses import (
 
 LARGEST_WEIGHT = 3.0
 """How many typical AllReduces the largest counts as, at most."""
+TYPICAL_BYTES_SHARE = 0.1
+"""The bytes of a typical AllReduce count as this share of a mean weight at most: what more tokens or pixels add to a
+collective they add to the products too, which are not priced."""
 
 
 @dataclass(eq=False)
@@ -79,6 +82,8 @@ class Problem:
     `LARGEST_WEIGHT` each: the many small sums of norms say nothing of what is usual."""
     gathers: dict[frozenset[int], float] = field(default_factory=lambda: defaultdict(float))
     gathered_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
+    byte_share: float = 1.0
+    """What a byte of a collective counts as, in bytes sent (see `TYPICAL_BYTES_SHARE`)."""
     exclusive: set[tuple[int, int]] = field(default_factory=set)
     together: set[tuple[frozenset[int], frozenset[int]]] = field(default_factory=set)
     """Parts of one summed dim: over each sub-axis both are cut or neither."""
@@ -205,6 +210,7 @@ def _reductions(
     passed = {value for node in analysis.relations for value in _passing(analysis, flow.partial, node)}
     found: list[tuple[frozenset[int], int, float]] = []
     of_products: list[int] = []
+    sent: list[int] = []
     for value in flow.partial:
         if value in passed:
             continue
@@ -217,6 +223,7 @@ def _reductions(
             found.append((groups, value_bytes(value, prompt), runs(value)))
             if any(largest_stored(node) for node in flow.sources[value]):
                 of_products.append(found[-1][1])
+                sent.append(value_bytes(value, nominal))
     for node, relation in analysis.relations.items():
         blocked, scale = analysis.blocked[node], node.outputs[1:2]
         if relation.ranged and scale[0] is not None:  # two numbers: the ends of the range
@@ -224,6 +231,8 @@ def _reductions(
             problem.reductions[groups] += runs(scale[0])
             problem.reduced_bytes[groups] += 8
             found.append((groups, 8, runs(scale[0])))
+    if sent and problem.mean_product_bytes:
+        problem.byte_share = min(1.0, TYPICAL_BYTES_SHARE * problem.mean_product_bytes / statistics.median(sent))
     typical = statistics.median(of_products or [nbytes for _, nbytes, _ in found] or [1])
     for groups, nbytes, share in found:
         problem.reduction_weights[groups] += share * min(max(nbytes / max(typical, 1), 1.0), LARGEST_WEIGHT)

@@ -123,13 +123,17 @@ class Solver:
         tp = self.problem.mesh.tp
         for groups, count in self.problem.reductions.items():
             price = self.prices.all_reduce(
-                self.problem.reduction_weights[groups], self.problem.reduced_bytes[groups], tp
+                self.problem.reduction_weights[groups], self.sent(self.problem.reduced_bytes[groups]), tp
             )
             if groups <= self.problem.lookups:  # the tie towards vocabulary-parallel embeddings
-                price = 0.5 * self.prices.all_gather(count, self.problem.reduced_bytes[groups], tp)
+                price = 0.5 * self.prices.all_gather(count, self.sent(self.problem.reduced_bytes[groups]), tp)
             self._switch(groups, price)
         for groups, count in self.problem.gathers.items():
-            self._switch(groups, self.prices.all_gather(count, self.problem.gathered_bytes[groups], tp))
+            self._switch(groups, self.prices.all_gather(count, self.sent(self.problem.gathered_bytes[groups]), tp))
+
+    def sent(self, nbytes: int) -> float:
+        """The bytes of collectives as they count."""
+        return self.problem.byte_share * nbytes
 
     def _switch(self, groups: frozenset[int], price: float) -> None:
         """A variable that is 1 if any of the groups is cut."""

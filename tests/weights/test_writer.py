@@ -148,6 +148,16 @@ def test_a_small_tensor_is_repacked_where_a_cut_divides_a_byte(
     hold(job_of("w", array, parts, dtype), array, tmp_path / "out")
 
 
+@pytest.mark.parametrize("held", [((0, 3),), ((3, 8),), ((1, 2), (5, 8))])
+def test_a_large_tensor_is_repacked_window_by_window(
+    held: tuple[tuple[int, int], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(copying, "REPACKED_AT_ONCE", 1000)
+    array = values((1003, 8), 4)
+    parts = (Part((None, held)), Part((((1, 500), (901, 1003)), ((0, 5),))), Part((((3, 1002),), None)), whole(2))
+    hold(job_of("w", array, parts, "int4"), array, tmp_path / "out")
+
+
 def test_packing_is_low_bits_first_as_onnx_packs() -> None:
     assert pack(np.array([1, 2, 3], np.uint8), 4).tobytes() == b"\x21\x03"
     assert unpack(np.frombuffer(b"\x21\x03", np.uint8), 4, 3).tolist() == [1, 2, 3]

@@ -100,15 +100,6 @@ def test_a_type_without_a_width(tmp_path: Path) -> None:
     )
 
 
-def test_a_cut_through_the_bytes_of_a_large_tensor(tmp_path: Path) -> None:
-    parts = (Part((None, ((0, 3),))), Part((None, ((3, 8),))))
-    big = job(bytes(1 << 22), "w", "int4", shape=(1 << 20, 8), parts=parts)
-    assert refusal(tmp_path, big) == (
-        "TP404 w: the cut [:, 0:3], [:, 3:8] of int4[1048576, 8] goes through bytes that hold 2 elements each. "
-        "Leave it whole (--pin 'w=whole'), or use a tp that gives every part whole bytes"
-    )
-
-
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
 def test_a_disk_that_fills_up(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written, calls = os.pwrite, []

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from tpcompile.weights.geometry import LONG_BYTES, Grid, View, grid_of, mean_run_bytes, on_whole_bytes, runs_of, view_of
+from tpcompile.weights.geometry import (
+    LONG_BYTES,
+    Grid,
+    View,
+    flat_ranges,
+    grid_of,
+    mean_run_bytes,
+    on_whole_bytes,
+    runs_of,
+    view_of,
+)
 from tpcompile.weights.layout import PAGE, WeightJob
-from tpcompile.weights.ranges import Part, Ranges, is_whole, take
+from tpcompile.weights.ranges import Part, Range, Ranges, is_whole
 from tpcompile.weights.reader import Bytes, Reader, StoppableReader, open_source
 from tpcompile.weights.stage import OutputFile, Stage
 from tpcompile.weights.widths import bytes_of, pack, unpack
 
 BLOCK_BYTES = 16 * 1024 * 1024
 WINDOW_BYTES = 256 * 1024
-REPACKED_ELEMENTS = 4 * 1024 * 1024
-"""Sub-byte tensors up to this size are cut between two elements of one byte; that takes a byte per element."""
+REPACKED_AT_ONCE = 1024 * 1024
+"""Elements of sub-byte tensors that are cut within a byte are spread out, a byte each, so many at a time."""
 
 Targets = tuple[tuple[OutputFile, int], ...]
 
@@ -126,12 +136,34 @@ def copy_columns(
 
 
 def repack(task: Task, reader: Reader, workspace: Workspace) -> None:
-    """Store parts that begin or end within a byte: unpack the tensor, cut it, pack the parts."""
-    packed = workspace.block[: task.source_bytes]
-    reader.read(packed, 0)
-    shape = task.job.shape
-    elements = unpack(packed, task.bits, int(np.prod(shape))).reshape(shape)
+    """Store parts that begin or end within a byte: unpack the tensor, cut it, pack the parts, a window at a time."""
+    per_byte = 8 // task.bits
     for part, targets in task.parts.items():
         stage = Stage(workspace.pages, targets)
-        stage.append(pack(take(elements, part), task.bits))
+        rest: Bytes = np.empty(0, np.uint8)
+        for runs in windows(flat_ranges(task.job.shape, part.axes)):
+            first, stop = runs[0][0] // per_byte, -(-runs[-1][1] // per_byte)
+            packed = workspace.block[: stop - first]
+            reader.read(packed, first)
+            elements = unpack(packed, task.bits, packed.size * per_byte)
+            origin = first * per_byte
+            taken = np.concatenate([rest, *(elements[start - origin : end - origin] for start, end in runs)])
+            full = taken.size // per_byte * per_byte
+            stage.append(pack(taken[:full], task.bits))
+            rest = taken[full:]
+        stage.append(pack(rest, task.bits))
         stage.finish()
+
+
+def windows(runs: Ranges) -> Iterator[list[Range]]:
+    """Element `runs`, in their order, as lists that span at most `REPACKED_AT_ONCE` elements each."""
+    window: list[Range] = []
+    for start, stop in runs:
+        for at in range(start, stop, REPACKED_AT_ONCE):
+            end = min(stop, at + REPACKED_AT_ONCE)
+            if window and not (window[-1][1] <= at and end - window[0][0] <= REPACKED_AT_ONCE):
+                yield window
+                window = []
+            window.append((at, end))
+    if window:
+        yield window

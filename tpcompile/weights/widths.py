@@ -39,15 +39,20 @@ def bytes_of(bits: int, shape: tuple[int, ...]) -> int:
 
 def unpack(packed: NDArray[np.uint8], bits: int, count: int) -> NDArray[np.uint8]:
     """One byte per element: `count` elements of 2 or 4 bits, the first in the lowest bits of a byte."""
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    return ((packed[:, None] >> shifts) & np.uint8((1 << bits) - 1)).reshape(-1)[:count]
+    per_byte = 8 // bits
+    elements = np.empty((packed.size, per_byte), np.uint8)
+    for place in range(per_byte):
+        np.right_shift(packed, place * bits, out=elements[:, place])
+    elements &= np.uint8((1 << bits) - 1)
+    return elements.reshape(-1)[:count]
 
 
 def pack(elements: NDArray[np.uint8], bits: int) -> NDArray[np.uint8]:
     """The inverse of `unpack`; what is left of the last byte is zero."""
     per_byte = 8 // bits
-    padded = np.zeros(-(-elements.size // per_byte) * per_byte, np.uint8)
-    padded[: elements.size] = elements.reshape(-1)
-    shifts = np.arange(0, 8, bits, dtype=np.uint8)
-    packed: NDArray[np.uint8] = np.bitwise_or.reduce(padded.reshape(-1, per_byte) << shifts, axis=1, dtype=np.uint8)
+    packed = np.zeros(-(-elements.size // per_byte), np.uint8)
+    flat = elements.reshape(-1)
+    for place in range(per_byte):
+        slot = flat[place::per_byte]
+        packed[: slot.size] |= slot << np.uint8(place * bits)
     return packed

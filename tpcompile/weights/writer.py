@@ -7,7 +7,6 @@ past the page cache (O_DIRECT), which was measured to be twice as fast as throug
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -17,8 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tpcompile.errors import Refused, raise_all, refuse
-from tpcompile.weights.copying import REPACKED_ELEMENTS, Task, Workspace, copy_tensor
-from tpcompile.weights.geometry import on_whole_bytes
+from tpcompile.weights.copying import Task, Workspace, copy_tensor
 from tpcompile.weights.layout import Location, Locations, WeightJob, file_sizes, lay_out, stored_bytes
 from tpcompile.weights.ranges import Part
 from tpcompile.weights.reader import ends_early, size_of_file
@@ -55,8 +53,7 @@ def write_weights(
     Raises:
         ValueError: when jobs, parts and ranks do not fit together.
         Refused: TP401 the source has another length than type and shape need, TP402 it cannot be read,
-            TP403 the type cannot be stored, TP404 a cut divides a byte of a large tensor, TP405 the disk is full,
-            TP406 the files cannot be written.
+            TP403 the type cannot be stored, TP405 the disk is full, TP406 the files cannot be written.
     """
     jobs = tuple(jobs)
     locations = lay_out(jobs, rank_files, shared_file)
@@ -70,7 +67,7 @@ def write_weights(
 
 
 def check_sources(jobs: Sequence[WeightJob]) -> None:
-    """Refuse, all at once, the jobs whose bytes are not all there, or that would cut a byte in a large tensor."""
+    """Refuse, all at once, the jobs whose bytes are not all there."""
     refusals: list[Refused] = []
     sizes: dict[Path, Any] = {}
     for job in jobs:
@@ -82,7 +79,7 @@ def check_sources(jobs: Sequence[WeightJob]) -> None:
 
 
 def check_source(job: WeightJob, sizes: dict[Path, Any]) -> None:
-    """Raise Refused where the job's bytes are not all there, or cannot be cut as asked."""
+    """Raise Refused where the job's bytes are not all there."""
     bits, source = bits_of(job.dtype, job.name), job.source
     needed = bytes_of(bits, job.shape)
     if source.nbytes != needed:
@@ -90,12 +87,6 @@ def check_source(job: WeightJob, sizes: dict[Path, Any]) -> None:
         raise refuse("TP401", job.name, fact, "The model file and its data do not belong together: export it again")
     if isinstance(source, FileBytes) and size_of_file(source.path, job.name, sizes) < source.offset + needed:
         raise ends_early(source, job.name, sizes[source.path])
-    parts = [part for part in job.parts if part is not None]
-    if not on_whole_bytes(job.shape, parts, bits) and math.prod(job.shape) > REPACKED_ELEMENTS:
-        cuts = ", ".join(str(part) for part in dict.fromkeys(parts))
-        fact = f"the cut {cuts} of {job.dtype}{list(job.shape)} goes through bytes that hold {8 // bits} elements each"
-        remedy = f"Leave it whole (--pin '{job.name}=whole'), or use a tp that gives every part whole bytes"
-        raise refuse("TP404", job.name, fact, remedy)
 
 
 def task_of(job: WeightJob, places: Sequence[Location | None], files: dict[str, OutputFile]) -> Task:

@@ -1,4 +1,4 @@
-"""The command line: `tpcompile MODEL --tp N`, and plan, verify, run, inspect, doctor."""
+"""The command line: `tpcompile MODEL --tp N`, and plan, verify, run, inspect, diff, doctor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from tpcompile import __version__
 from tpcompile.errors import TpcompileError
 
-COMMANDS = ("plan", "verify", "run", "inspect", "doctor")
+COMMANDS = ("plan", "verify", "run", "inspect", "diff", "doctor")
 INTERRUPTED = 130
 OUR_FAULT = 1
 RUN_PACKAGES = ("onnxruntime", "mpi4py")
@@ -105,6 +105,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
         from tpcompile.verify.inspect import add_inspect_arguments
 
         add_inspect_arguments(parser)
+    elif command == "diff":
+        from tpcompile.verify.diff import add_diff_arguments
+
+        add_diff_arguments(parser)
     return parser
 
 
@@ -112,11 +116,12 @@ _DESCRIPTIONS = {
     "compile": "Compile a model for N ranks by tensor parallelism: one ONNX file per rank, collectives inside.\n\n"
     "  tpcompile model.onnx --tp 4            writes model.tp4/\n"
     "  tpcompile run model.tp4 --inputs x.npz runs it here; mpirun -n 4 tprun model.tp4 does the same\n\n"
-    "other commands: tpcompile plan | verify | run | inspect | doctor (each has --help)",
+    "other commands: tpcompile plan | verify | run | inspect | diff | doctor (each has --help)",
     "plan": "Show what would be cut, what that saves and costs, and why the rest stays whole; needs no weights.",
     "verify": "Hold a bundle against the model it was made from.",
     "run": "Run a bundle on this machine: starts mpirun with all its ranks.",
     "inspect": "Show what a bundle holds: ranks, inputs, outputs, weights, collectives.",
+    "diff": "Compare values that `tprun --dump GLOB` wrote with those of another run, and name the first that departs.",
     "doctor": "Check what running a bundle needs: MPI, ONNX Runtime, a bare AllReduce.",
 }
 
@@ -190,6 +195,10 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
         from tpcompile.verify.inspect import inspect_command
 
         return inspect_command(arguments)
+    if command == "diff":
+        from tpcompile.verify.diff import diff_command
+
+        return diff_command(arguments)
     if command == "doctor":
         from tpcompile.run.doctor import doctor_command
 

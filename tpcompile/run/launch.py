@@ -25,6 +25,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--outputs", metavar="Y.npz", help="where rank 0 writes the whole outputs")
     parser.add_argument("--steps", type=int, metavar="K", help="decode K tokens greedily after the prompt in --inputs")
     parser.add_argument("--check", metavar="REF.npz", help="compare the outputs with these; exit code 3 if they differ")
+    parser.add_argument("--dump", metavar="GLOB", help="write every value of such a name, of each rank, to a folder")
+    parser.add_argument("--dump-to", metavar="DIR", help="that folder (default: BUNDLE.dump)")
     patience = "seconds a rank may wait for the others in a collective (0: for ever; default %(default)g)"
     parser.add_argument("--timeout", type=float, default=LIMIT_S, metavar="S", help=patience)
     rearranged = "let ONNX Runtime rearrange weights: more memory, slower start, faster prefill"
@@ -60,9 +62,10 @@ def wrong_rank_count(bundle: str | os.PathLike[str], size: int, started: int) ->
 def tprun_arguments(arguments: argparse.Namespace) -> list[str]:
     """The command line of tprun that stands for `arguments`."""
     made = [str(arguments.bundle), "--backend", arguments.backend, "--timeout", str(arguments.timeout)]
-    for name in ("inputs", "outputs", "steps", "check"):
-        if getattr(arguments, name) is not None:
-            made += [f"--{name}", str(getattr(arguments, name))]
+    for name in ("inputs", "outputs", "steps", "check", "dump", "dump-to"):
+        value = getattr(arguments, name.replace("-", "_"))
+        if value is not None:
+            made += [f"--{name}", str(value)]
     return made + (["--prepack"] if arguments.prepack else [])
 
 

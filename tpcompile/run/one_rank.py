@@ -46,7 +46,10 @@ def run_rank(arguments: argparse.Namespace, world: World) -> None:
     """Load, run once or decode, and let rank 0 write and compare."""
     bundle = Path(arguments.bundle)
     prepack, limit_s = arguments.prepack, arguments.timeout
-    runner = load(bundle, timeout_s=limit_s, load_timeout_s=LOAD_LIMIT_S, prepack=prepack, world=world)
+    dump = arguments.dump
+    if dump is not None and arguments.steps is not None:
+        raise refuse("TP615", "--dump", "is for one pass, and --steps asks for several", "Leave one of them out")
+    runner = load(bundle, timeout_s=limit_s, load_timeout_s=LOAD_LIMIT_S, prepack=prepack, world=world, dump=dump)
     feeds = _inputs(runner.manifest, arguments)
     started = time.perf_counter()
     if arguments.steps is not None:
@@ -66,6 +69,11 @@ def _inputs(manifest: Manifest, arguments: argparse.Namespace) -> dict[str, Arra
 def _finish(runner: RankRunner, arguments: argparse.Namespace, outputs: dict[str, Array], seconds: float) -> None:
     """What rank 0 does with the outputs; the others wait, so that none leaves before a failure is known."""
     world, failure = runner.world, None
+    if runner.segments.dump is not None:
+        folder = Path(arguments.dump_to or f"{Path(arguments.bundle).resolve()}.dump")
+        runner.segments.dump.write(folder, world)
+        if world.rank == 0:
+            print(f"{len(runner.segments.dump.places)} values of each rank in {folder}")
     if world.rank == 0:
         for name, array in outputs.items():
             print(f"{name}: {array.dtype}{list(array.shape)}")

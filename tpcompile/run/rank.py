@@ -12,6 +12,7 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 from tpcompile.bundle.manifest import FILE_NAME, Manifest
 from tpcompile.errors import Fault, Refused, TpcompileError, refuse
 from tpcompile.run import decode, parts, tensors
+from tpcompile.run.dump import Dump
 from tpcompile.run.launch import wrong_rank_count
 from tpcompile.run.mpi import World, start
 from tpcompile.run.segments import SegmentRunner
@@ -21,9 +22,17 @@ from tpcompile.run.watchdog import Board, Watchdog
 
 
 def load(
-    folder: Path, *, timeout_s: float, load_timeout_s: float, prepack: bool, world: World | None = None
+    folder: Path,
+    *,
+    timeout_s: float,
+    load_timeout_s: float,
+    prepack: bool,
+    world: World | None = None,
+    dump: str | None = None,
 ) -> RankRunner:
     """Load this rank's part of the bundle; all ranks call it together, and all return or all raise the same.
+
+    `dump` is a pattern of names: the runner keeps copies of these values (`RankRunner.dump`).
 
     Raises:
         Refused: TP607 another number of ranks than the bundle is for; TP608 files of different compiles; what any
@@ -37,7 +46,7 @@ def load(
     loaded: tuple[Manifest, SegmentRunner] | None = None
     failure: TpcompileError | None = None
     try:
-        loaded = _load_part(folder, world, watchdog, prepack)
+        loaded = _load_part(folder, world, watchdog, prepack, dump)
     except TpcompileError as error:
         failure = error
     faults = [] if failure is None else [[f.code, f.where, f.fact, f.remedy] for f in failure.faults]
@@ -53,7 +62,9 @@ def load(
     return RankRunner(loaded[0], loaded[1], world, watchdog)
 
 
-def _load_part(folder: Path, world: World, watchdog: Watchdog, prepack: bool) -> tuple[Manifest, SegmentRunner]:
+def _load_part(
+    folder: Path, world: World, watchdog: Watchdog, prepack: bool, dump: str | None
+) -> tuple[Manifest, SegmentRunner]:
     manifest = Manifest.read(folder, ranks=[])
     if manifest.world_size != world.size:
         raise wrong_rank_count(folder, manifest.world_size, world.size)
@@ -63,7 +74,8 @@ def _load_part(folder: Path, world: World, watchdog: Watchdog, prepack: bool) ->
     if digest != entry.model_sha256:
         raise refuse("TP608", str(folder / entry.model), "is not the file that bundle.json was written with",
                      "Files of different compiles are mixed: copy the whole bundle again")  # fmt: skip
-    segments = SegmentRunner(folder, entry, world, watchdog, prepack=prepack)
+    asked = None if dump is None else Dump(dump, manifest)
+    segments = SegmentRunner(folder, entry, world, watchdog, prepack=prepack, dump=asked)
     differs = _contradiction(manifest, segments, world.rank)
     if differs:
         raise refuse("TP608", str(folder / FILE_NAME), differs,

@@ -18,6 +18,7 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 from tpcompile.bundle.manifest import RankEntry
 from tpcompile.errors import Fault, RankFailed, refuse
 from tpcompile.run.bfloat16 import compute_in_float32
+from tpcompile.run.dump import Dump
 from tpcompile.run.mpi import World, perform
 from tpcompile.run.split import Branch, Choice, Segment, Stage, collectives, split, subgraphs
 from tpcompile.run.tensors import ELEMENT_OF_ORT, view
@@ -44,6 +45,10 @@ class _Session:
     def reads(self) -> tuple[str, ...]:
         return self.inputs
 
+    @property
+    def makes(self) -> tuple[str, ...]:
+        return self.outputs
+
 
 @dataclass
 class _Collective:
@@ -57,6 +62,10 @@ class _Collective:
     @property
     def reads(self) -> tuple[str, ...]:
         return (self.found.input,)
+
+    @property
+    def makes(self) -> tuple[str, ...]:
+        return (self.found.output,)
 
 
 @dataclass
@@ -88,22 +97,38 @@ class _Choice:
     def reads(self) -> tuple[str, ...]:
         return (self.found.condition, *self.branches[True].inputs, *self.branches[False].inputs)
 
+    @property
+    def makes(self) -> tuple[str, ...]:
+        return self.found.outputs
+
 
 class SegmentRunner:
     """Runs one rank's model file. All ranks make and run theirs together.
 
-    `stages` is the graph as it was split; `inputs` and `outputs` are the names of what it takes and gives.
+    `stages` is the graph as it was split; `inputs` and `outputs` are the names of what it takes and gives. `dump` keeps
+    a copy of the values it asks for.
 
     Raises:
         Refused: TP605 the model file cannot be read or reads files that the bundle does not list; TP606 ONNX Runtime
             cannot load a segment; TP602 collectives inside a loop.
     """
 
-    def __init__(self, folder: Path, entry: RankEntry, world: World, watchdog: Watchdog, *, prepack: bool) -> None:
-        self.world, self.watchdog = world, watchdog
+    def __init__(
+        self,
+        folder: Path,
+        entry: RankEntry,
+        world: World,
+        watchdog: Watchdog,
+        *,
+        prepack: bool,
+        dump: Dump | None = None,
+    ) -> None:
+        self.world, self.watchdog, self.dump = world, watchdog, dump
         model = _read_model(folder / entry.model, {data.file for data in entry.data})
+        if dump is not None:
+            dump.choose(model.graph)
         compute_in_float32(model.graph)
-        self.stages = split(model.graph)
+        self.stages = split(model.graph, dump.places if dump is not None else ())
         builder = _Builder(model, folder, _session_options(folder, world, prepack), len(list(collectives(self.stages))))
         stored = {tensor.name for tensor in model.graph.initializer}
         self.inputs = tuple(value.name for value in model.graph.input if value.name not in stored)
@@ -116,6 +141,8 @@ class SegmentRunner:
 
     def _follow(self, chain: _Chain, values: Values) -> Values:
         """The outputs of `chain`; `values` are those it reads, and are used up."""
+        if self.dump is not None:
+            self.dump.note(values, values)
         for stage in chain.stages:
             if isinstance(stage, _Session):
                 _compute(stage, values)
@@ -129,6 +156,8 @@ class SegmentRunner:
                     self.world, stage.found, values[stage.found.input], owned=stage.owned
                 )
                 self.watchdog.goes_on()
+            if self.dump is not None:
+                self.dump.note(values, stage.makes)
             for name in stage.released:
                 del values[name]
         return {name: values[name] for name in chain.outputs}

@@ -10,7 +10,7 @@ An If whose branches hold collectives stands where a collective would, as a choi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -105,15 +105,17 @@ def captures(graph: onnx.GraphProto) -> list[str]:
     return names + [value.name for value in graph.output if value.name not in local]
 
 
-def split(graph: onnx.GraphProto) -> list[Stage]:
+def split(graph: onnx.GraphProto, shown: Container[str] = ()) -> list[Stage]:
     """The stages of `graph` in the order they run. Nodes must be in topological order, as ONNX demands.
+
+    Values named in `shown` leave their segment, and their memory is not worked in, though nobody else may read them.
 
     Raises:
         Refused: TP602 a collective inside a Loop or Scan; TP461 a collective that contradicts itself.
     """
     nodes = _widened(graph)
     _refuse_collectives_in_loops(nodes)
-    return list(_Splitter(graph, nodes).stages())
+    return list(_Splitter(graph, nodes, shown).stages())
 
 
 def collectives(stages: Iterable[Stage]) -> Iterator[Collective]:
@@ -129,7 +131,8 @@ def collectives(stages: Iterable[Stage]) -> Iterator[Collective]:
 class _Splitter:
     """What is known of a graph while it is cut: levels of moving values, nodes of fixed ones, who reads what."""
 
-    def __init__(self, graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    def __init__(self, graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], shown: Container[str]) -> None:
+        self.shown = shown
         self.stored = {tensor.name: tensor for tensor in graph.initializer}
         self.given = {value.name for value in graph.input} - self.stored.keys()
         self.outputs = [value.name for value in graph.output]
@@ -143,6 +146,7 @@ class _Splitter:
         self._sink()
         self.last_read: dict[str, float] = {}
         self.uses = dict.fromkeys(self.outputs, 1)
+        self.uses |= {name: 1 for name in self.level if name in shown}
         for node in self.moving:
             for name in self.reads[id(node)]:
                 self.uses[name] = self.uses.get(name, 0) + 1
@@ -205,17 +209,20 @@ class _Splitter:
         graph.input.extend(onnx.ValueInfoProto(name=name) for name in captured if name in self.level)
         graph.initializer.extend(inner.initializer)
         graph.initializer.extend(self.stored[name] for name in read if name in self.stored)
-        return Branch(graph, tuple(split(graph)))
+        return Branch(graph, tuple(split(graph, self.shown)))
 
     def _segment(
         self, depth: int, own: list[onnx.NodeProto], after: Sequence[Sequence[onnx.NodeProto]]
     ) -> Iterator[Segment]:
         """The segment of one level, or none where nothing leaves it."""
         made = {name: None for node in own for name in node.output if name}
-        leaving = [name for name in made if self.last_read.get(name, -1) > depth or name in self.outputs]
+        leaving = [
+            name for name in made if self.last_read.get(name, -1) > depth or name in self.outputs or name in self.shown
+        ]
         if depth == 0:  # what is the same at every step, but leaves the graph or is exchanged, is made once here
-            exchanged = [node.input[0] for nodes in after for node in nodes]
-            leaving += [name for name in dict.fromkeys(self.outputs + exchanged) if name not in self.level]
+            wanted = self.outputs + [node.input[0] for nodes in after for node in nodes]
+            wanted += [name for name in self.fixed if name in self.shown]
+            leaving += [name for name in dict.fromkeys(wanted) if name not in self.level]
         if not leaving:
             return
         nodes = own + self._fixed_below([*leaving, *(name for node in own for name in self.reads[id(node)])])
@@ -262,7 +269,7 @@ def _widened(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 def _refuse_collectives_in_loops(nodes: Sequence[onnx.NodeProto]) -> None:
     for node in nodes:
-        if node.op_type != "If" and any(map(_holds_collective, subgraphs(node))):
+        if node.op_type != "If" and any(map(holds_collective, subgraphs(node))):
             raise refuse(
                 "TP602",
                 f"{node.op_type} {node.name or node.output[0]}",
@@ -273,8 +280,9 @@ def _refuse_collectives_in_loops(nodes: Sequence[onnx.NodeProto]) -> None:
 
 def _is_joint(node: onnx.NodeProto) -> bool:
     """Whether all ranks must come to this node together: a collective, or an If that holds some."""
-    return is_collective(node) or any(map(_holds_collective, subgraphs(node)))
+    return is_collective(node) or any(map(holds_collective, subgraphs(node)))
 
 
-def _holds_collective(graph: onnx.GraphProto) -> bool:
+def holds_collective(graph: onnx.GraphProto) -> bool:
+    """Whether a branch or body holds collectives, however deep."""
     return any(map(_is_joint, graph.node))

@@ -21,6 +21,8 @@ Term = tuple[str, Callable[[Mapping[str, int]], int]]
 
 IMAGE = 224
 """From where sizes of images start: convolutions and windows divide them by up to 32 several times."""
+ROUND = 32
+"""What sizes of images are multiples of where a graph only takes such: windows of patches, halved several times."""
 SOUND = 4096
 """From where lengths of sound start: the convolutions of speech models make one of 320 to 640 numbers."""
 
@@ -41,7 +43,8 @@ class Samples:
         self._found: dict[Sizes, Term | None] = {}
         self.forced: dict[Sizes, Sizes] = {}
         """Computed sizes that the graph only accepts as another: patches of an image that is free by name only."""
-        self._spatial: set[str] = set()
+        self._spatial: dict[str, int] = {}
+        self._round = False
         self.doubts = self._settled = False
         """Whether the walk met sizes that contradict each other, perhaps for the numbers' sake."""
         self._moved: set[str] = set()
@@ -110,15 +113,26 @@ class Samples:
             if rests[0] == rests[1] and rests[0] in known:
                 yield y, x
 
+    @property
+    def unround(self) -> bool:
+        """Whether sizes of images are still such that nothing divides them."""
+        return IMAGE in self._spatial.values() and not self._round
+
     def settle(self) -> bool:
         """Whether a walk over the graph left doubts, so that another must follow.
 
-        The numbers are chosen anew first, as small as can be, as long as symbols turn out to be one; then lengths of
-        masks are taken for sums of others; and only then symbols for numbers.
+        Sizes of images are made round first. Then the numbers are chosen anew, as small as can be, as long as symbols
+        turn out to be one; then lengths of masks are taken for sums of others; and only then symbols for numbers.
         """
         if not self.doubts:
             return False
         self.doubts = False
+        if self.unround:
+            self._round = True
+            for name in (name for name, start in self._spatial.items() if start == IMAGE):
+                self.symbols[name] = tuple(ROUND * size for size in self._choose(IMAGE // ROUND))
+            self._found.clear()
+            return True
         count = len(set(self.symbols.values()))
         if self._count is None or count < self._count:
             self._count = count
@@ -142,13 +156,13 @@ class Samples:
         """Give a symbol that is the height or width of an image, or the length of a signal, a size to be divided."""
         if name not in self.symbols:
             self.symbols[name] = self._choose(start)
-            self._spatial.add(name)
+            self._spatial[name] = start
 
     def _shrink(self) -> None:
         """Choose all numbers anew, smaller: symbols that turned out to be one share theirs."""
         merged: dict[Sizes, list[str]] = {}
         for name, sizes in self.symbols.items():
-            if not self._spatial.intersection(other for other, same in self.symbols.items() if same == sizes):
+            if not any(other in self._spatial for other, same in self.symbols.items() if same == sizes):
                 merged.setdefault(sizes, []).append(name)
         self.symbols = {name: self.symbols[name] for name in self.symbols if self.symbols[name] not in merged}
         self._used = {size for sizes in self.symbols.values() for size in sizes}

@@ -337,6 +337,8 @@ class _Walk:
         left, right = ([math.prod(size[k] for size in shape) for k in range(SAMPLES)] for shape in sides)
         if left == right or not all(left) or not all(right):
             return
+        if self.samples.unround:  # windows of an image that the graph takes to be whole
+            self.samples.doubt()
         free = [
             [size for size in a if len(set(size)) > 1 and size not in b]
             for a, b in ((x.sizes, given), (given, x.sizes))

@@ -116,15 +116,9 @@ def test_samples_that_leave_nothing_tell_nothing() -> None:
 
 def test_windows_of_an_image_are_whole_where_the_graph_takes_them_to_be() -> None:
     """Swin's export: h / 4 windows of 4 rows, whatever h; only sizes that 4 divides fit through the Reshape."""
-    program = to_program(
-        source(
-            """g (float[batch, 6, h, w] x) => (float[] y)
-            <int64[1] batches = {0}, int64[1] rows = {2}, int64[1] columns = {3}, int64[1] four = {4}, int64[1] six = {6}>
-            { s = Shape(x) n = Gather(s, batches) r = Gather(s, rows) c = Gather(s, columns) a = Div(r, four)
-              b = Div(c, four) t = Concat<axis = 0>(n, six, a, four, b, four) z = Reshape(x, t) y = Relu(z) }"""
-        )
-    )
-    infer_shapes(program)
-    rows, windows = program.inputs[0].sizes[2], program.outputs[0].sizes[2]  # type: ignore[index]
-    assert [row % 32 for row in rows] == [0, 0]
-    assert windows == tuple(row // 4 for row in rows)
+    program, samples = walked("""g (float[batch, 6, h, w] x) => (float[] y)
+    <int64[1] batches = {0}, int64[1] rows = {2}, int64[1] columns = {3}, int64[1] four = {4}, int64[1] six = {6}>
+    { s = Shape(x)  n = Gather(s, batches)  r = Gather(s, rows)  c = Gather(s, columns)  a = Div(r, four)
+      b = Div(c, four)  t = Concat<axis = 0>(n, six, a, four, b, four)  z = Reshape(x, t)  y = Relu(z) }""")
+    assert [row % 32 for row in samples.symbols["h"]] == [0, 0]
+    assert sizes(program, "y")[2] == tuple(row // 4 for row in samples.symbols["h"])

@@ -38,6 +38,12 @@ def test_a_pin_holds_and_the_numbers_stay(pins: dict[str, str], weight: str, axe
     assert error_of(source, tmp_path / "b") <= LIMIT
 
 
+def test_the_columns_of_a_convolution_are_its_channels(tmp_path: Path) -> None:
+    graph = "(float[batch, 6, 9] x) => (float[batch, 8, m] y) <float[8, 6, 3] kernel> { y = Conv(x, kernel) }"
+    tpcompile.compile(model(graph), 2, tmp_path / "b", pins={"kernel": "column"})
+    assert held(tmp_path / "b", "kernel") == [[[[0, 4]], None, None], [[[4, 8]], None, None]]
+
+
 def test_everything_pinned_whole(tmp_path: Path) -> None:
     bundle = tpcompile.compile(model(TWO_LAYERS), 4, tmp_path / "b", pins={"*": "whole"})
     assert bundle.manifest.collectives == ()

@@ -64,16 +64,14 @@ def _wishes_of(
         return Fault(
             "TP104", label, fact, f"Use one of {', '.join(dict.fromkeys([*roles, 'whole']))}, or leave the pin out"
         )
-    wishes = []
-    for dim in (dim for dim, role in zip(axes, roles, strict=True) if role == kind):
-        parts = tuple(groups(inside) for inside, _ in terms(dim))
-        if not all(parts):
-            reasons = [
-                analysis.blocked[node][leaf] for node in nodes for leaf in leaves(dim) if leaf in analysis.blocked[node]
-            ]
-            why = reasons[0] if reasons else "it stands in no dimension that can be cut"
-            return Fault("TP104", label, f"{value.name} cannot be cut so: {why}", "Leave the pin out")
-        wishes.append(Wish(label, parts, True))
+    meant = [dim for dim, role in zip(axes, roles, strict=True) if role == kind]
+    found = [tuple(groups(inside) for inside, _ in terms(dim)) for dim in meant]
+    wishes = [Wish(label, parts, True) for parts in found if all(parts)]
+    if not wishes:  # the columns of a convolution's weight are its channels, not its places
+        reasons = [blocked[leaf] for blocked in map(analysis.blocked.__getitem__, nodes)
+                   for dim in meant for leaf in leaves(dim) if leaf in blocked]  # fmt: skip
+        why = reasons[0] if reasons else "it stands in no dimension that can be cut"
+        return Fault("TP104", label, f"{value.name} cannot be cut so: {why}", "Leave the pin out")
     return wishes
 
 

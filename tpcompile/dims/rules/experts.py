@@ -42,13 +42,15 @@ def quantized_experts(op: Relation) -> None:
     for weight, zeros, columns, per_byte in ((2, 11, total, 8 // bits[0]), (8, 13, inner.size, 8 // bits[2])):
         for index in (weight, weight + 1, weight + 2):
             _of_expert(op, index, _columns(op, inner, columns))
-        in_blocks = op.has(zeros) and len(op.input(zeros)) == 3
-        _of_expert(op, zeros, _columns(op, inner, columns, 1 if in_blocks else per_byte))
+        if op.has(zeros):
+            in_bytes = 1 if len(op.input(zeros)) == 3 else per_byte
+            _of_expert(op, zeros, _columns(op, inner, columns, in_bytes))
     _of_expert(op, 5, None, op.blocks(inner, 8 // bits[1], PACKED))
     if length:
         count = op.blocks(inner, length, WITHIN_BLOCK)
         _of_expert(op, 6, None, count)
-        _of_expert(op, 12, None, op.blocks(count, 8 // bits[1], PACKED))
+        if op.has(12):
+            _of_expert(op, 12, None, op.blocks(count, 8 // bits[1], PACKED))
     else:
         _of_expert(op, 6)
         _of_expert(op, 12)

@@ -1,0 +1,93 @@
+"""Whole bundles of quantised models: planned, written, put together, verified. Weights are larger than a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+import pytest
+
+from tests.faults.ranks import Ranks
+from tests.rules.sample import Sample
+from tpcompile.verify.command import verify_bundle
+
+SCALES = dict.fromkeys(("up_s", "down_s", "head_s"), (0.001, 0.004))
+SYMBOLS = {"B": 2, "S": 5}
+
+
+def of(text: str, domain: str = "com.microsoft") -> onnx.ModelProto:
+    return Sample(f"{domain}.MatMulNBits", text, values=SCALES, sizes=SYMBOLS, opset=21).model()
+
+
+INT4 = """(float[B, S, 96] x) => (float[B, S, 40] y)
+<int4[96, 303] up, float[6, 303] up_s, uint4[303, 40] down, float[10, 40] down_s, uint4[10, 40] zero> {
+    w = DequantizeLinear<axis = 0, block_size = 16>(up, up_s)
+    v = DequantizeLinear<axis = 0, block_size = 32>(down, down_s, zero)
+    a = MatMul(x, w)
+    b = Relu(a)
+    y = MatMul(b, v)
+}"""
+"""303 columns in rows of 4-bit numbers, cut within bytes; 303 rows in blocks of 32, of which the last is shorter."""
+
+NBITS = """(float[B, S, 128] x) => (float[B, S, 40] y)
+<uint8[344, 4, 16] up, float[344, 4] up_s,
+ uint8[40, 11, 16] down, float[40, 11] down_s, uint8[40, 6] zero, float[40] c> {
+    a = com.microsoft.MatMulNBits<K = 128, N = 344, block_size = 32>(x, up, up_s)
+    b = Relu(a)
+    y = com.microsoft.MatMulNBits<K = 344, N = 40, block_size = 32>(b, down, down_s, zero, "", c)
+}"""
+"""344 rows in blocks of 32, zero points of two blocks in a byte: 6 parts of 64 rows at most."""
+
+TIED = """(int64[B, S] ids) => (float[B, S, 503] y)
+<uint8[503, 4, 16] head, float[503, 4] head_s, int64[2] flat = {503, 64}> {
+    table = Reshape(head, flat)
+    x = com.microsoft.GatherBlockQuantized<block_size = 32, bits = 4>(table, ids, head_s)
+    y = com.microsoft.MatMulNBits<K = 128, N = 503, block_size = 32>(x, head, head_s)
+}"""
+"""One tensor is the embedding and the head."""
+
+EXPERTS = """(float[6, 32] x, float[6, 5] r) => (float[6, 32] y)
+<uint8[5, 192, 16] up, float[5, 192, 2] up_s, uint8[5, 32, 48] down, float[5, 32, 6] down_s, float[5, 32] c> {
+    y = com.microsoft.QMoE<k = 2, activation_type = "swiglu", swiglu_fusion = 1, block_size = 16,
+                           normalize_routing_weights = 1>(x, r, up, up_s, "", down, down_s, c)
+}"""
+
+
+@pytest.mark.parametrize("tp, rows", [(2, [160, 143]), (3, [128, 96, 79]), (4, [96, 96, 64, 47])])
+def test_numbers_of_4_bits_are_cut_within_bytes(tp: int, rows: list[int], tmp_path: Path) -> None:
+    ranks = Ranks(of(INT4), tp, tmp_path, pins={"up": "column"})
+    assert ranks.shapes("up") == [(96, size) for size in rows]
+    assert ranks.shapes("down_s") == [(-(-size // 32), 40) for size in rows]
+    assert ranks.collectives == {"all_reduce": 1}
+    assert verify_bundle(ranks.folder, ranks.source).faults == []
+
+
+@pytest.mark.parametrize("tp, rows", [(2, [192, 152]), (3, [128, 128, 88]), (4, [128, 128, 64, 24])])
+def test_blocks_that_do_not_divide_an_axis(tp: int, rows: list[int], tmp_path: Path) -> None:
+    ranks = Ranks(of(NBITS), tp, tmp_path, pins={"up": "column"})
+    assert ranks.shapes("up") == [(size, 4, 16) for size in rows]
+    assert ranks.shapes("zero") == [(40, -(-size // 64)) for size in rows]
+    assert ranks.collectives == {"all_reduce": 1}
+    assert verify_bundle(ranks.folder, ranks.source).faults == []
+
+
+@pytest.mark.parametrize("tp", [2, 3, 4])
+def test_a_quantised_table_that_is_embedding_and_head_is_stored_once(tp: int, tmp_path: Path) -> None:
+    ranks = Ranks(
+        of(TIED), tp, tmp_path, objective="balanced", given={"ids": [[0, 502, 7, 100, 300], [400, 1, 251, 252, 502]]}
+    )
+    held = [-(-503 // tp), 503 // tp]
+    assert {shape[0] for shape in ranks.shapes("head")} <= set(held)
+    assert ranks.collectives == {"all_reduce": 1, "all_gather": 1}
+    assert [len(list(model.graph.initializer)) for model in ranks.models] == [
+        len(ranks.models[0].graph.initializer)
+    ] * tp
+    assert verify_bundle(ranks.folder, ranks.source).faults == []
+
+
+@pytest.mark.parametrize("tp", [2, 3, 4])
+def test_experts_are_cut_inside(tp: int, tmp_path: Path) -> None:
+    ranks = Ranks(of(EXPERTS), tp, tmp_path)
+    assert sum(shape[1] for shape in ranks.shapes("up")) == 192
+    assert ranks.collectives == {"all_reduce": 1}
+    assert verify_bundle(ranks.folder, ranks.source).faults == []

@@ -6,6 +6,34 @@ _SIZES = {"b": 2, "s": 3, "t": 5, "p": 4}
 
 SAMPLES = [
     Sample(
+        "LinearAttention",
+        """(float[b, s, 48] q, float[b, s, 24] k, float[b, s, 30] v, float[b, 6, 4, 5] past, float[b, s, 6] g,
+            float[b, s, 6] u) => (float[] y, float[] state)
+        { y, state = LinearAttention<q_num_heads = 12, kv_num_heads = 6>(q, k, v, past, g, u) }""",
+        free="q[2].0 q[2].1",
+        opset=27,
+        values={"g": (-1, 0), "u": (0, 1)},
+    ),
+    Sample(
+        "LinearAttention",
+        """(float[b, s, 24] q, float[b, s, 24] k, float[b, s, 30] v, float[b, s, 24] g) => (float[] y, float[] state)
+        { y, state = LinearAttention<q_num_heads = 6, kv_num_heads = 6, update_rule = "gated">(q, k, v, , g) }""",
+        free="q[2].0",
+        opset=27,
+        values={"g": (-1, 0)},
+        note="gated by feature, no state",
+    ),
+    Sample(
+        "LinearAttention",
+        """(float[b, s, 24] q, float[b, s, 24] k, float[b, s, 30] v, float[b, s, 1] u) => (float[] y, float[] state)
+        { y, state = LinearAttention<q_num_heads = 6, kv_num_heads = 6, update_rule = "delta", scale = 0.3>
+          (q, k, v, , , u) }""",
+        free="q[2].0",
+        opset=27,
+        values={"u": (0, 1)},
+        note="one rate for all heads",
+    ),
+    Sample(
         "Attention",
         "(float[b, 6, s, 4] q, float[b, 6, t, 4] k, float[b, 6, t, 5] v) => (float[] y) { y = Attention(q, k, v) }",
         free="q[1]",

@@ -19,6 +19,13 @@ _BITS = "(int32[b, 6, 10] x, int32[10] z) => (int32[] y) {{ y = {op}(x, z) }}"
 _MANY = "(float[b, 6, 10] x, float[b, 1, 10] z) => (float[] y) <float[6, 1] w> {{ y = {op}(x, z, w) }}"
 
 SAMPLES = [
+    Sample(
+        "SwiGLU",
+        "(float[b, 6, 10] x, float[b, 6, 10] z) => (float[] y) { y = SwiGLU<alpha = 1.5>(x, z) }",
+        free="x[1] x[2]",
+        opset=28,
+    ),
+    Sample("BitCast", "(float[b, 6, 10] x) => (int32[] y) { y = BitCast<to = 6>(x) }", free="x[1] x[2]", opset=26),
     *(
         Sample(
             op,

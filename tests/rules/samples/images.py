@@ -37,6 +37,28 @@ SAMPLES = [
         for op, attributes in (("AveragePool", "<kernel_shape = [2]>"), ("GlobalAveragePool", ""))
     ),
     Sample(
+        "RoiAlign",
+        """(float[b, 6, 8, 9] x, float[10, 4] regions, int64[10] images) => (float[] y)
+        { y = RoiAlign<output_height = 3, output_width = 2, sampling_ratio = 2>(x, regions, images) }""",
+        free="x[1] regions[0]",
+        values={"regions": (0, 8), "images": (0, 2)},
+    ),
+    Sample(
+        "CausalConvWithState",
+        """(float[b, 6, s] x, float[b, 6, 3] past) => (float[] y, float[] state) <float[6, 1, 4] w, float[6] c>
+        { y, state = CausalConvWithState<activation = "silu">(x, w, c, past) }""",
+        free="x[1]",
+        opset=27,
+    ),
+    Sample(
+        "CausalConvWithState",
+        """(float[b, 6, s] x) => (float[] y, float[] state) <float[6, 1, 4] w>
+        { y, state = CausalConvWithState(x, w) }""",
+        free="x[1]",
+        opset=27,
+        note="without a state",
+    ),
+    Sample(
         "BatchNormalization",
         "(float[4, 6, 9] x) => (float[] y) <float[6] w, float[6] c, float[6] m, float[6] v> "
         "{ y = BatchNormalization<epsilon = 0.01>(x, w, c, m, v) }",

@@ -48,6 +48,12 @@ SAMPLES = [
         "(float[b, 6, 10] x) => (float[] y) <float[10] w> { y = RMSNormalization<axis = -1, epsilon = 0.01>(x, w) }",
         free="x[1]",
     ),
+    Sample(
+        "CumProd",
+        "(float[b, 6, 10] x) => (float[] y) <int64 axis = {1}> { y = CumProd<exclusive = 1>(x, axis) }",
+        free="x[2]",
+        opset=26,
+    ),
     Sample("CumSum", "(float[b, 6, 10] x) => (float[] y) <int64 axis = {1}> { y = CumSum(x, axis) }", free="x[2]"),
     Sample(
         "CumSum",

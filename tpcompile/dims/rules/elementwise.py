@@ -7,9 +7,9 @@ _WIDTH = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
 
 
 @rule(
-    "Abs Acos Acosh Asin Asinh Atan Atanh BitwiseNot Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid HardSwish "
-    "IsInf IsNaN LeakyRelu Log Mish Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Sqrt "
-    "Swish Tan Tanh ThresholdedRelu"
+    "Abs Acos Acosh Asin Asinh Atan Atanh BitCast BitwiseNot Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid "
+    "HardSwish IsInf IsNaN LeakyRelu Log Mish Not Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus "
+    "Softsign Sqrt Swish Tan Tanh ThresholdedRelu"
 )
 def unary(op: Relation) -> None:
     """One operand, nonlinear: partial sums are reduced before it."""
@@ -81,7 +81,7 @@ def divide(op: Relation) -> None:
 
 @rule(
     "And BitShift BitwiseAnd BitwiseOr BitwiseXor Equal Greater GreaterOrEqual Less LessOrEqual Max Mean Min Mod Or "
-    "Pow PRelu Where Xor"
+    "Pow PRelu SwiGLU Where Xor"
 )
 def broadcast(op: Relation) -> None:
     """Several operands, nonlinear in each."""

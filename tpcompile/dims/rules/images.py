@@ -30,6 +30,16 @@ def average_pool(op: Relation) -> None:
     per_channel(op, "a pool needs its neighbours")
 
 
+@rule("RoiAlign", "i c h w, r f, r -> r c p q", whole="i h w f p q", why="a region may lie anywhere in any image")
+def roi_align(op: Relation) -> None:
+    """Each channel and each region by itself."""
+
+
+@rule("CausalConvWithState", "b c s, c u k, c, b c t -> b c s, b c t", whole="s u k t", why="positions look back")
+def causal_conv(op: Relation) -> None:
+    """Each channel by itself, in the weight, the bias and the state as well."""
+
+
 @rule("BatchNormalization")
 def batch_norm(op: Relation) -> None:
     """With stored statistics an affine function of each channel."""

@@ -41,13 +41,13 @@ def layer_norm(op: Relation) -> None:
                 op.pair(dim, out)
 
 
-@rule("CumSum")
-def cumsum(op: Relation) -> None:
-    """A running sum needs its axis whole."""
+@rule("CumSum CumProd")
+def running(op: Relation) -> None:
+    """A running sum or product needs its axis whole."""
     known = op.known(1)
     if known is None:
         raise NotCovered("its axis is computed")
-    except_axes(op, {int(known[0].reshape(-1)[0]) % len(op.input(0))}, "a running sum")
+    except_axes(op, {int(known[0].reshape(-1)[0]) % len(op.input(0))}, f"{op.node.op} runs along it")
 
 
 @rule("Trilu")

@@ -78,6 +78,7 @@ def compile(
     plan: str | Path | None = None,
     state: Mapping[str, str] | None = None,
     roles: Mapping[str, str] | None = None,
+    reduce_dtype: str = "model",
     allow_links: bool = False,
     hash_data: bool = False,
     example_inputs: Any = None,
@@ -103,6 +104,7 @@ def compile(
         plan: a plan.toml to follow.
         state: cache input → the output that replaces it.
         roles: role (tokens, mask, positions, logits) → input or output.
+        reduce_dtype: "model", or "float32" to sum float16 and bfloat16 in float32 within the rank files.
         allow_links: follow links among the model's data files.
         hash_data: add sha256 of weight files to the manifest.
         example_inputs, input_names, output_names, dynamic: for torch models, as `torch.onnx.export` takes them.
@@ -113,7 +115,7 @@ def compile(
     """
     request = Request(
         tp, objective, tuple(pins.items()) if isinstance(pins, Mapping) else tuple(pins), outputs, dict(sizes or {}),
-        None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), strict,
+        None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), reduce_dtype, strict,
     )  # fmt: skip
     target = Path(out) if out is not None else _default_target(model, tp)
     check_target(target, force)
@@ -167,7 +169,7 @@ def plan(
     """Plan without writing anything; the model's weights need not be there. Arguments as for `compile`."""
     request = Request(
         tp, objective, tuple(pins.items()) if isinstance(pins, Mapping) else tuple(pins), outputs, dict(sizes or {}),
-        None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), strict,
+        None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), strict=strict,
     )  # fmt: skip
     source = open_model(model, allow_links=allow_links, require_data=False, example_inputs=example_inputs)
     return _through(source, request, pipeline.PLANNING, progress)

@@ -90,6 +90,12 @@ def _parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument(
             "--verify", action="store_true", help="prove the result against the source before it appears"
         )
+        parser.add_argument(
+            "--reduce-dtype",
+            default="model",
+            metavar="model|float32",
+            help="how ranks sum float16 and bfloat16: as they are (default), or in float32",
+        )
         parser.add_argument("--hash", action="store_true", help="add sha256 of the weight files to bundle.json")
     elif command == "plan":
         add_model_arguments(parser)
@@ -222,6 +228,7 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
             force=arguments.force,
             verify=arguments.verify,
             hash_data=arguments.hash,
+            reduce_dtype=arguments.reduce_dtype,
             progress=progress,
             **_wishes(arguments),
         )

@@ -118,7 +118,7 @@ def print_bundle(bundle: Bundle) -> None:
         console.print()
     calls = Counter(call.op for call in manifest.collectives)
     spoken = ", ".join(f"{count} {SPOKEN[op]}" for op, count in calls.most_common()) or "no collectives"
-    console.print(f"[bold]{escape(str(bundle.folder))}[/]  {ranks} rank{'s' if ranks > 1 else ''}, {spoken} a run")
+    console.print(f"[bold]{escape(str(bundle.folder))}[/]  {ranks} rank{'s' if ranks > 1 else ''}, {spoken}")
     for entry in manifest.ranks[:SHOWN]:
         files = " + ".join(f"{data.file} ({bytes_text(data.bytes)})" for data in entry.data)
         console.print(f"  rank {entry.rank}  {entry.model}" + (f"  {files}" if files else ""))

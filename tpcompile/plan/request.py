@@ -12,6 +12,7 @@ from tpcompile.plan.cost import OBJECTIVES
 
 PIN_KINDS = ("column", "row", "vocab", "whole")
 OUTPUT_KINDS = ("whole", "shard")
+REDUCE_DTYPES = ("model", "float32")
 ROLES = ("tokens", "mask", "positions", "logits")
 LARGEST_TP = 1024
 
@@ -29,6 +30,7 @@ class Request:
         plan: a plan.toml to follow instead of solving.
         state: cache input → output that replaces it.
         roles: role → name of an input or output.
+        reduce_dtype: "model", or "float32" to sum half precision in float32 within the rank files.
         strict: refuse where an operator without a rule, or nothing to cut, would make a rank run a whole model.
     """
 
@@ -40,6 +42,7 @@ class Request:
     plan: Path | None = None
     state: Mapping[str, str] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
+    reduce_dtype: str = "model"
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -79,6 +82,15 @@ class Request:
                     f"--outputs {self.outputs}",
                     "there is no such choice",
                     f"Use one of {', '.join(OUTPUT_KINDS)}",
+                )
+            )
+        if self.reduce_dtype not in REDUCE_DTYPES:
+            faults.append(
+                Fault(
+                    "TP117",
+                    f"--reduce-dtype {self.reduce_dtype}",
+                    "there is no such choice",
+                    f"Use one of {', '.join(REDUCE_DTYPES)}",
                 )
             )
         for name, size in self.sizes.items():

@@ -19,6 +19,8 @@ from tpcompile.weights.ranges import Part, Ranges, ranges_of
 
 Leaves = frozenset[Dim]
 NONE: Leaves = frozenset()
+PADDED = frozenset(("float16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64"))
+"""Types for which Pad has kernels; other values repeat their first element."""
 
 
 @dataclass
@@ -197,12 +199,7 @@ class Versions:
         wanted = [after.index(dim, rank) for rank in range(mesh.tp)]
         part = max(map(len, held_by))
         if any(len(found) != part for found in held_by):
-            pads = [[0] * (2 * rank_count) for _ in range(mesh.tp)]
-            for rank in range(mesh.tp):
-                pads[rank][rank_count + position] = part - len(held_by[rank])
-            name = emitter.node(
-                "Pad", [name, emitter.integers(f"{output}.pads", pads)], emitter.name(f"{output}.padded")
-            )
+            name = self._pad(value, name, position, rank_count, list(map(len, held_by)), output)
         front = [position, *(k for k in range(rank_count) if k != position)]
         if position:
             name = emitter.node("Transpose", [name], emitter.name(f"{output}.front"), perm=front)
@@ -233,6 +230,17 @@ class Versions:
         if not dims[axis].static:
             name = self._merge(name, position, axis, output)
         return name
+
+    def _pad(self, value: Value, name: str, axis: int, rank_count: int, lengths: list[int], output: str) -> str:
+        """Bring every rank's part of an axis to the length of the longest; what stands behind its end is never read."""
+        emitter, longest, padded = self.emitter, max(lengths), self.emitter.name(f"{output}.padded")
+        if value.dtype not in PADDED:
+            again = [np.array([*range(length), *[0] * (longest - length)]) for length in lengths]
+            return emitter.node("Gather", [name, emitter.constant(f"{output}.again", again)], padded, axis=axis)
+        pads = [[0] * (2 * rank_count) for _ in lengths]
+        for of_rank, length in zip(pads, lengths, strict=True):
+            of_rank[rank_count + axis] = longest - length
+        return emitter.node("Pad", [name, emitter.integers(f"{output}.pads", pads)], padded)
 
     def _isolate(
         self, value: Value, name: str, axis: int, held: Leaves, shapes: list[list[LocalSize]], output: str

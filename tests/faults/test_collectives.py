@@ -25,6 +25,7 @@ CARRIED = {
     "bool": "y = Greater(m, zero)",
     "int64": "r = Round(m) y = Cast <to = 7> (r)",
     "int32": "r = Round(m) y = Cast <to = 6> (r)",
+    "int16": "r = Round(m) y = Cast <to = 5> (r)",
     "float16": "y = Cast <to = 10> (m)",
 }
 
@@ -32,7 +33,7 @@ CARRIED = {
 @pytest.mark.parametrize("dtype", CARRIED)
 @pytest.mark.parametrize("tp", [2, 3])
 def test_j5_what_is_gathered_keeps_its_type_as_the_last_node_too(dtype: str, tp: int, tmp_path: Path) -> None:
-    text = f"""(float[B, 5] x) => ({dtype}[B, 12] y) <float[5, 12] w, float zero = {{0}}>
+    text = f"""(float[B, 5] x) => ({dtype}[B, 13] y) <float[5, 13] w, float zero = {{0}}>
 {{ m = MatMul(x, w) {CARRIED[dtype]} }}"""
     ranks = Ranks(model(text), tp, tmp_path, objective="balanced", pins={"w": "column"})
     (call,) = ranks.manifest()["collectives"]

@@ -8,6 +8,18 @@ from tpcompile.graph.shape_functions import Described, ShapeQuery, shape_functio
 shape_function(MICROSOFT, "QLinearLeakyRelu", "QLinearSigmoid", "QLinearSoftmax", "MoE", "QMoE")(like_first)
 
 
+@shape_function(MICROSOFT, "QuantizeLinear")
+def quantized(op: ShapeQuery) -> list[Described]:
+    """The axes stay; of the zero point's type, or bytes."""
+    return [(op.dtype(2) if op.has(2) else "uint8", op.shape(0))]
+
+
+@shape_function(MICROSOFT, "DequantizeLinear")
+def dequantized(op: ShapeQuery) -> list[Described]:
+    """The axes stay; of the scale's type."""
+    return [(op.dtype(1), op.shape(0))]
+
+
 @shape_function(MICROSOFT, "MatMulNBits")
 def last_axis_is_n(op: ShapeQuery) -> list[Described]:
     """The last axis has the size that the attribute N says."""

@@ -111,6 +111,17 @@ SAMPLES = [
         free="w[0]",
         sums="x[2].0",
     ),
+    *(
+        scaled(f"com.microsoft.{op}", f"{x}[b, 6, 10]", s, z, y, attributes, free="x[1] x[2]")
+        for op, types in (("QuantizeLinear", ("float", "{}")), ("DequantizeLinear", ("{}", "float")))
+        for narrow, length, attributes in (
+            ("int16", "", ""),
+            ("uint16", "[10]", "axis = 2"),
+            ("uint8", "[6]", "axis = 1"),
+        )
+        for x, y in [[each.format(narrow) for each in types]]
+        for s, z in ((f"float{length}", f"{narrow}{length}"),)
+    ),
     scaled("DequantizeLinear", "int8[b, 6, 10]", "float", "int8", free="x[1] x[2]"),
     scaled("DequantizeLinear", "uint8[b, 6, 10]", "float[6]", "uint8[6]", free="x[1] x[2]"),
     scaled("DequantizeLinear", "uint8[b, 6, 10]", "float[10]", attributes="axis = -1", free="x[1] x[2]"),

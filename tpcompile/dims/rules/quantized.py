@@ -33,6 +33,7 @@ def along(op: Relation, parameter: int, axes: Sequence[Dim], axis: int, length: 
 
 
 @rule("QuantizeLinear DequantizeLinear")
+@rule("QuantizeLinear DequantizeLinear", domain=MICROSOFT)
 def scaled(op: Relation) -> None:
     """Element by element; the scale is of all, of the elements of one axis, or of blocks of it."""
     x = op.input(0)

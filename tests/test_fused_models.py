@@ -203,3 +203,42 @@ def test_a_decoder_that_looks_at_an_encoder(op: str, tp: int, tmp_path: Path) ->
         ("past_v", "in_place"),
     ]
     assert bundle.manifest["inputs"]["encoded_k_cache"]["placement"]["axis"] == 1
+
+
+def recurrent(heads: int) -> Sample:
+    """A layer of linear attention: convolution and recurrence carry states; queries have half the heads of values."""
+    w, few = Written(), heads // 2
+    width = (2 * few + heads) * 8
+    w.inputs += ["float[b, s, 40] x", f"float[b, {width}, 3] past_conv", f"float[b, {heads}, 8, 8] past_state"]
+    w.outputs += ["float[b, s, 40] y", f"float[b, {width}, 3] present_conv", f"float[b, {heads}, 8, 8] present_state"]
+    w.weights.append(f"int64[3] parts = {{{few * 8}, {few * 8}, {heads * 8}}}")
+    w.lines.append(f"p = MatMul(x, {w.weight('all', 40, width)}) t = Transpose<perm = [0, 2, 1]>(p)")
+    kernel = w.weight("kernel", width, 1, 4)
+    w.lines.append(
+        f'c, present_conv = com.microsoft.CausalConvWithState<activation = "silu">(t, {kernel}, , past_conv)'
+    )
+    w.lines.append("m = Transpose<perm = [0, 2, 1]>(c) q, k, v = Split<axis = 2>(m, parts)")
+    for gate in "ab":
+        w.lines.append(f"{gate} = MatMul(x, {w.weight(f'w{gate}', 40, heads)})")
+    rates = f"{w.weight('bias', heads)}, {w.weight('scale', heads)}"
+    w.lines.append(f"decay, rate = com.microsoft.LinearAttentionGate(a, {rates}, b)")
+    w.lines.append(
+        f"o, present_state = com.microsoft.LinearAttention<q_num_heads = {few}, kv_num_heads = {heads}>"
+        "(q, k, v, past_state, decay, rate)"
+    )
+    w.lines.append(f"z = MatMul(x, {w.weight('gate', 40, heads * 8)})")
+    w.lines.append(f"n = com.microsoft.GatedRMSNorm(o, {w.weight('norm', 8)}, z)")
+    w.lines.append(f"y = MatMul(n, {w.weight('out', heads * 8, 40)})")
+    return w.sample(past_state=(-0.1, 0.1), scale=(-1, 0))
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_a_layer_of_linear_attention(tp: int, tmp_path: Path) -> None:
+    bundle = compiled(recurrent(12), tp, tmp_path)
+    assert dict(bundle.collectives) == {"all_reduce": 1}
+    assert [pair["input"] for pair in bundle.manifest["state"]] == ["past_conv", "past_state"]
+    assert bundle.manifest["inputs"]["past_conv"]["placement"]["ranges"][0] == [
+        [0, 48 // tp],
+        [48, 48 + 48 // tp],
+        [96, 96 + 96 // tp],
+    ]

@@ -34,6 +34,19 @@ class BiasSplitGelu(OpRun):
         return (left * right * (1 + _erf(right / math.sqrt(2))).astype(x.dtype) / 2,)
 
 
+class SwiGLU(OpRun):
+    """The gate's SiLU times the other half."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self, gate: Array, up: Array | None = None, *, activation_alpha: float = 1.0, alpha: float = 1.0
+    ) -> tuple[Array]:  # alpha is an attribute of the operator of that name in ai.onnx
+        if up is None:
+            gate, up = np.split(gate, 2, axis=-1)
+        return ((gate / (1 + np.exp(-activation_alpha * gate)) * up).astype(gate.dtype),)
+
+
 class SkipGroupNorm(OpRun):
     """Input + skip + bias, each group of channels normalised, scaled and shifted by channel, perhaps through SiLU."""
 
@@ -58,7 +71,7 @@ class SkipGroupNorm(OpRun):
         return tuple(each if channels_last else np.moveaxis(each, -1, 1) for each in found)
 
 
-class GroupNorm(SkipGroupNorm):
+class GroupNorm(SkipGroupNorm, SwiGLU):
     """The same without anything added before."""
 
     def _run(self, *operands: Array | None, **attributes: Any) -> tuple[Array, ...]:
@@ -92,4 +105,5 @@ WITHOUT_KERNELS: tuple[type[OpRun], ...] = (
     MultiHeadAttention,
     QMoE,
     SkipGroupNorm,
+    SwiGLU,
 )

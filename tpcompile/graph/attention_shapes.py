@@ -1,4 +1,4 @@
-"""Shape functions of ONNX Runtime's attention operators."""
+"""Shape functions of ONNX Runtime's attention operators, and of those that carry a state instead."""
 
 from __future__ import annotations
 
@@ -94,3 +94,25 @@ def attention(op: ShapeQuery) -> list[Described]:
     if widths[1] != widths[2]:
         return [y]  # no cache holds both
     return [y, (op.dtype(0), (2, batch, heads, length, widths[1] // heads))]
+
+
+@shape_function(MICROSOFT, "LinearAttention")
+def linear_attention(op: ShapeQuery) -> list[Described]:
+    """[batch, length, heads · size of values], and a state per head."""
+    heads, kv = op.attribute("q_num_heads"), op.attribute("kv_num_heads")
+    batch, length, width = op.shape(0)
+    values = op.shape(2)[2] // kv
+    state: Described = op.like(3) if op.has(3) else (op.dtype(0), (batch, kv, width // heads, values))
+    return [(op.dtype(0), (batch, length, max(heads, kv) * values)), state]
+
+
+@shape_function(MICROSOFT, "CausalConvWithState")
+def causal_conv(op: ShapeQuery) -> list[Described]:
+    """The input's, and what the next step needs of it."""
+    if op.has(3):
+        return [op.like(0), op.like(3)]
+    kept = (op.shape(1)[-1] - 1) * op.attribute("dilation", 1)
+    shape = list(op.shape(0))
+    shape[1 if op.attribute("channels_last", 0) else -1] = kept
+    plain = not op.attribute("state_window", 0) and not op.attribute("state_length", 0)
+    return [op.like(0), (op.dtype(0), tuple(shape)) if plain else UNKNOWN]

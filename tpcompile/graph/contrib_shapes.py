@@ -11,7 +11,9 @@ MICROSOFT = "com.microsoft"
 
 
 @shape_function(
-    MICROSOFT, "BiasAdd", "BiasGelu", "FastGelu", "Gelu", "GroupNorm", "Inverse", "QuickGelu", "RotaryEmbedding"
+    MICROSOFT,
+    *("BiasAdd", "BiasGelu", "FastGelu", "GatedRMSNorm", "Gelu", "GroupNorm", "Inverse", "MRotaryEmbedding"),
+    *("QuickGelu", "RotaryEmbedding"),
 )
 def like_first(op: ShapeQuery) -> list[Described]:
     """The first operand's."""
@@ -50,9 +52,16 @@ def _statistic(op: ShapeQuery) -> tuple[int, ...]:
     return shape[:axis] + (1,) * (len(shape) - axis)
 
 
-@shape_function(MICROSOFT, "SkipGroupNorm")
-def skip_group_norm(op: ShapeQuery) -> list[Described]:
-    """The input's, and the sum that was normalised."""
+@shape_function(MICROSOFT, "SwiGLU")
+def swiglu(op: ShapeQuery) -> list[Described]:
+    """The gate's, or half of the last axis where that holds both."""
+    *rest, last = op.shape(0)
+    return [(op.dtype(0), (*rest, last if op.has(1) else last // 2))]
+
+
+@shape_function(MICROSOFT, "SkipGroupNorm", "LinearAttentionGate")
+def like_first_twice(op: ShapeQuery) -> list[Described]:
+    """The first operand's, and once more: what was normalised, or the second gate."""
     return [op.like(0), op.like(0)]
 
 

@@ -17,8 +17,11 @@ _INTO_ATTENTION = {
     ("com.microsoft", "MultiHeadAttention"): ((6, 1), (7, 2)),
     ("com.microsoft", "DecoderMaskedMultiHeadAttention"): ((5, 1), (6, 2)),
     ("com.microsoft", "Attention"): ((4, 1),),
+    **{
+        (domain, op): ((3, 1),) for domain in ("", "com.microsoft") for op in ("CausalConvWithState", "LinearAttention")
+    },
 }
-"""Attention operators that take caches: (operand, output) pairs."""
+"""Operators that take caches or states: (operand, output) pairs."""
 
 
 @dataclass(frozen=True)

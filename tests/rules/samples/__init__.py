@@ -14,6 +14,7 @@ from tests.rules.samples import (
     lookups,
     norms,
     quantized,
+    recurrences,
     reductions,
     reshapes,
 )
@@ -31,6 +32,7 @@ FAMILIES = (
     lookups,
     norms,
     quantized,
+    recurrences,
     reductions,
     reshapes,
 )

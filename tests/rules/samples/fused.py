@@ -66,6 +66,8 @@ SAMPLES = [
     fused("QuickGelu", "float[b, 6, 10] x", "<alpha = 1.7>(x)", free="x[1] x[2]"),
     fused("BiasAdd", "float[b, 6, 10] x, float[b, 6, 10] z; float[10] c", "(x, c, z)", free="x[1] x[2]"),
     fused("BiasSplitGelu", "float[b, 6, 20] x; float[20] c", "(x, c)", free="x[1] x[2].0"),
+    fused("SwiGLU", "float[b, 6, 10] x, float[b, 6, 10] z", "(x, z)", free="x[1] x[2]"),
+    fused("SwiGLU", "float[b, 6, 20] x", "<activation_alpha = 1.7>(x)", "both in one", free="x[1] x[2].0"),
     fused(
         "FusedMatMul", "float[b, s, 6] x; float[10, 6] w", "<transB = 1, alpha = 0.3>(x, w)", free="w[0]", sums="x[2]"
     ),

@@ -311,4 +311,22 @@ ROTARY = [
     ),
 ]
 
+ROTARY += [
+    fused(
+        "MRotaryEmbedding",
+        "float[b, s, 48] x, int64[3, b, s] at; float[9, 4] c, float[9, 4] d",
+        "<num_heads = 6, mrope_section = [2, 1, 1]>(x, at, c, d)",
+        free="x[2].0",
+        values={"at": (0, 9)},
+    ),
+    fused(
+        "MRotaryEmbedding",
+        "float[b, 6, s, 8] x, int64[3, b, s] at; float[9, 4] c, float[9, 4] d",
+        "<num_heads = 6, mrope_section = [2, 1, 1], mrope_layout = 1>(x, at, c, d)",
+        "heads apart",
+        free="x[1]",
+        values={"at": (0, 9)},
+    ),
+]
+
 SAMPLES = [*GROUPED, *MULTI, *PROJECTED, *ROTARY]

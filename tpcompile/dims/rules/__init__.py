@@ -13,6 +13,7 @@ from tpcompile.dims.rules import (
     lookups,
     norms,
     quantized,
+    recurrences,
     reductions,
     reshapes,
 )
@@ -30,6 +31,7 @@ __all__ = [
     "lookups",
     "norms",
     "quantized",
+    "recurrences",
     "reductions",
     "reshapes",
 ]

@@ -87,29 +87,6 @@ def _cache(op: Relation, axes: list[Dim], kv: Dim) -> None:
         op.whole(dim, "attention looks along it")
 
 
-@rule("LinearAttention")
-def linear_attention(op: Relation) -> None:
-    """Heads are independent, in the state as well; query heads = key heads × group. Length and head size need whole."""
-    count, few = op.node.attribute("q_num_heads"), op.node.attribute("kv_num_heads")
-    y = op.output()
-    q, kv = heads_of(op.input(0)[2], count, op)[0], heads_of(op.input(1)[2], few, op)[0]
-    flat = [(op.input(0), q), (y, q), *((op.input(k), kv) for k in (1, 2, 4, 5) if op.has(k))]
-    for axes, heads in flat:
-        op.pair(axes[0], y[0])
-        op.pair(axes[1], y[1])
-        if axes[2].unit:  # one rate for all heads
-            continue
-        own, size = heads_of(axes[2], heads.size, op)
-        op.pair(own, heads)
-        op.whole(size, "attention needs a head's features whole")
-    op.whole(y[1], "one position follows from the one before")
-    op.pair(q, op.product(kv, Dim(tuple(a // b for a, b in zip(q.sizes, kv.sizes, strict=True)))))
-    for axes in (op.output(1), *([op.input(3)] if op.has(3) else [])):
-        _cache(op, axes, kv)
-    op.local_attribute("q_num_heads", local_count(q), q)
-    op.local_attribute("kv_num_heads", local_count(kv), kv)
-
-
 @rule("RotaryEmbedding")
 def rotary(op: Relation) -> None:
     """Rotates pairs within a head: heads are free, the head size and the tables need whole."""

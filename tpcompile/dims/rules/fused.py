@@ -48,6 +48,19 @@ def split_gelu(op: Relation) -> None:
     op.pair(op.input(1)[0], halves)
 
 
+@rule("SwiGLU", domain=MICROSOFT)
+def swiglu(op: Relation) -> None:
+    """The activated gate times the other half, which may lie behind it: both are cut alike."""
+    if op.has(1):
+        op.same(0)
+        op.same(1)
+        return
+    x, y = op.input(0), op.output()
+    for dim, out in zip(x[:-1], y[:-1], strict=True):
+        op.pair(dim, out)
+    op.pair(x[-1], op.concatenation(y[-1], y[-1]))
+
+
 @rule("FusedMatMul TransposeMatMul", domain=MICROSOFT)
 def fused_matmul(op: Relation) -> None:
     """As MatMul, of operands that may be transposed; alpha scales partial sums as well."""

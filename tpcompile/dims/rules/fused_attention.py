@@ -133,10 +133,13 @@ def attention(op: Relation) -> None:
         op.local_attribute("qkv_hidden_sizes", lambda cut, rank: [cut.local_size(w, rank) for w in widths], heads)
 
 
-@rule("RotaryEmbedding", domain=MICROSOFT)
+@rule("RotaryEmbedding MRotaryEmbedding", domain=MICROSOFT)
 def rotary(op: Relation) -> None:
     """Rotates pairs within a head: heads are free, the head size and the tables need whole."""
     x, ids = op.input(0), op.input(1)
+    if len(ids) == 3:  # time, height and width
+        op.whole(ids[0], "three positions of a token")
+        ids = ids[1:]
     op.same(0)
     _whole(op, (2, 3))
     if len(ids) == 2 and not op.node.attribute("is_packed_batching", 0):

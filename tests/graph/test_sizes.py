@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
+from tests import zoo
 from tests.graph.models import source
 from tpcompile.graph.from_onnx import to_program
 from tpcompile.graph.program import Program, Sizes
+from tpcompile.graph.read import checked
 from tpcompile.graph.samples import Samples
 from tpcompile.graph.shapes import infer_shapes
 
@@ -122,3 +126,34 @@ def test_windows_of_an_image_are_whole_where_the_graph_takes_them_to_be() -> Non
       b = Div(c, four)  t = Concat<axis = 0>(n, six, a, four, b, four)  z = Reshape(x, t)  y = Relu(z) }""")
     assert [row % 32 for row in samples.symbols["h"]] == [0, 0]
     assert sizes(program, "y")[2] == tuple(row // 4 for row in samples.symbols["h"])
+
+
+def test_lengths_of_a_split_are_those_of_its_parts_whatever_the_axis_is() -> None:
+    """dbrx: as many experts were hit as when the model was exported."""
+    program, _ = walked("""g (float[5, 3] x) => (int64[] y, int64[] z)
+    <int64[2] lengths = {3, 1}, float zero = {0}>
+    { b = Greater(x, zero)  n = NonZero(b)  t = Transpose(n)  y, z = Split<axis = 0>(t, lengths) }""")
+    assert sizes(program, "y") == ((3, 3), (2, 2))
+    assert sizes(program, "z") == ((1, 1), (2, 2))
+
+
+@pytest.mark.parametrize("name", zoo.names())
+def test_exporters_graphs_need_no_other_inference(name: str) -> None:
+    program = to_program(checked(zoo.model(name), folder=None, file=name, own_bytes=None))
+    infer_shapes(program)
+    assert [value.name for value in program.values.values() if value.sizes is None] == []
+
+
+def test_another_inference_is_asked_once_and_only_where_the_walk_knows_nothing() -> None:
+    body = "{ a = Abs(x) y = Loop(n, c, a) <body = b (int64 i, bool g, float[4] v) => (bool o, float[4] w) "
+    body += "{ o = Identity(g) w = Neg(v) }> z = Relu(y) }"
+    program = to_program(source(f"g (float[4] x, int64 n, bool c) => (float[4] z) {body}"))
+    asked = []
+
+    def symbolic(samples: Samples) -> dict[str, tuple[str, tuple[Sizes, ...]]]:
+        asked.append(samples)
+        return {"y": ("float32", ((4, 4),)), "a": ("float32", ((9, 9),))}
+
+    infer_shapes(program, symbolic)
+    assert len(asked) == 1
+    assert sizes(program, "a") == sizes(program, "z") == ((4, 4),)

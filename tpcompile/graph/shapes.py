@@ -70,9 +70,13 @@ def infer_shapes(
         batch, length = value.shape if value.shape is not None and len(value.shape) == 2 else (None, None)
         if isinstance(batch, str) and isinstance(length, str) and spelled[length] == 1:
             samples.masks.append((length, batch))
-    walk = _Walk(program, samples, symbolic)
+    walk = _Walk(program, samples)
     while not walk.run():
         pass
+    if walk.lacking and symbolic is not None:
+        walk.told = symbolic(samples)
+        while not walk.run():
+            pass
     return ShapeReport(samples, walk.warnings)
 
 
@@ -99,19 +103,19 @@ def _static_sizes(program: Program) -> set[int]:
 
 
 class _Walk:
-    def __init__(
-        self, program: Program, samples: Samples, symbolic: Callable[[Samples], dict[str, tuple[str, Shape]]] | None
-    ) -> None:
-        self.program, self.samples, self.symbolic = program, samples, symbolic
+    def __init__(self, program: Program, samples: Samples) -> None:
+        self.program, self.samples = program, samples
         self.constants = {value.name: constant_of(value) for value in program.weights}
         self.warnings: list[str] = []
         self.inference = NodeInference(self.warnings)
-        self.asked: dict[str, tuple[str, Shape]] | None = None
+        self.told: dict[str, tuple[str, Shape]] = {}
+        """What another inference says of values, by name."""
+        self.lacking = False
 
     def run(self) -> bool:
         """Walk over all nodes; False where symbols had to be merged on the way, so that the walk must start again."""
         self.warnings.clear()
-        self.asked = None
+        self.lacking = False
         for value in self.program.values.values():
             value.known = value.varies = None
             if value.weight is not None:
@@ -164,6 +168,8 @@ class _Walk:
             return
         if standard and node.op == "Concat" and self.concat(node):
             return
+        if standard and node.op == "Split" and self.split(node):
+            return
         found = [self.inference.infer(node, sample) for sample in range(SAMPLES)]
         for k, output in enumerate(node.outputs):
             if output is None:
@@ -214,12 +220,11 @@ class _Walk:
 
     def ask(self, output: Value, dtype: str) -> None:
         """Take the shape of another inference, or leave it unknown: then the value runs whole."""
-        if self.asked is None:
-            self.asked = self.symbolic(self.samples) if self.symbolic else {}
-        found = self.asked.get(output.name)
+        found = self.told.get(output.name)
         output.dtype = dtype or (found[0] if found else output.dtype)
         output.sizes = found[1] if found else None
         if found is None:
+            self.lacking = True
             self.warnings.append(f"the shape of {output.name} is unknown: it is computed whole")
 
     def evaluate(self, node: Node) -> bool:
@@ -310,6 +315,18 @@ class _Walk:
         total = tuple(sum(size[sample] for size in columns[axis]) for sample in range(SAMPLES))
         output.sizes = tuple(total if k == axis else column[0] for k, column in enumerate(columns))
         output.dtype = next(value.dtype for value in node.inputs if value is not None)
+        return True
+
+    def split(self, node: Node) -> bool:
+        """Lengths that are told are those of the parts, whatever is known of the axis: how many experts were hit."""
+        source, lengths = node.inputs[0], node.inputs[1] if len(node.inputs) > 1 else None
+        if source is None or source.sizes is None or lengths is None or lengths.known is None:
+            return False
+        axis = node.attribute("axis", 0) % len(source.sizes)
+        for output, part in zip(node.outputs, zip(*(k.tolist() for k in lengths.known), strict=True), strict=True):
+            if output is not None:
+                output.dtype = source.dtype
+                output.sizes = (*source.sizes[:axis], part, *source.sizes[axis + 1 :])
         return True
 
     def broadcast_shapes(self, shapes: Sequence[Shape]) -> Shape:

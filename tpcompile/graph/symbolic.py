@@ -34,14 +34,14 @@ def symbolic_shapes(source: SourceModel, samples: Samples) -> dict[str, tuple[st
 
     Weights are not read: large ones are replaced by their type and shape first.
     """
-    import onnx_ir
-    from onnx_shape_inference import infer_symbolic_shapes
-
     logging.getLogger("onnx_shape_inference").setLevel(logging.CRITICAL)
     hollow = onnx.ModelProto()
     hollow.CopyFrom(source.proto)
     del hollow.graph.value_info[:]
     try:
+        import onnx_ir
+        from onnx_shape_inference import infer_symbolic_shapes
+
         model = infer_symbolic_shapes(onnx_ir.from_proto(hollow), warn_on_missing=False)
     except Exception:  # a young package: whatever it raises, the walk's own knowledge is what remains
         return {}

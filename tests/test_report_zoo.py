@@ -9,7 +9,17 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-PAGE = "# Before\n\n<!-- random plans -->\nold\n<!-- end of random plans -->\n\n<!-- the zoo -->\n<!-- end of the zoo -->\n\nAfter\n"
+PAGE = """# Before
+
+<!-- random plans -->
+old
+<!-- end of random plans -->
+
+<!-- the zoo -->
+<!-- end of the zoo -->
+
+After
+"""
 FOUND = {"status": "ok", "error": 2.3e-6, "collectives": 6, "share": 0.536, "missed": []}
 RESULTS = [
     {"graph": "gpt__dynamo23", "tp": 2} | FOUND,

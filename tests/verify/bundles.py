@@ -91,6 +91,7 @@ def rank_model(rank: int, tp: int, hidden_parts: Sequence[int]) -> onnx.ModelPro
         "head": full["head"][:, rows[rank]],
         "offset": np.int64(rows[rank][0]),
         "none": np.int64(0),
+        "rows": np.int64(VOCABULARY),
         "count": np.int64(len(rows[rank])),
         "nothing": np.float32(0),
         "last": np.array([-1]),
@@ -98,7 +99,10 @@ def rank_model(rank: int, tp: int, hidden_parts: Sequence[int]) -> onnx.ModelPro
         "valid": valid,
     }
     nodes = [
-        node("Sub", "ids offset", "moved"),
+        node("Less", "ids none", "negative"),
+        node("Add", "ids rows", "wrapped"),
+        node("Where", "negative wrapped ids", "counted"),
+        node("Sub", "counted offset", "moved"),
         node("GreaterOrEqual", "moved none", "above"),
         node("Less", "moved count", "below"),
         node("And", "above below", "mine"),

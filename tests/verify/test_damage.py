@@ -11,6 +11,7 @@ import onnx
 import pytest
 from onnx import helper
 
+from tests.verify import decoders
 from tests.verify.bundles import bypass, edit_manifest, edit_rank, made_by, make_bundle, node, store, stored, weights
 from tpcompile.errors import NumbersDiffer, Refused
 from tpcompile.verify.command import VerifyReport, verify_bundle
@@ -23,8 +24,9 @@ def test_a_good_bundle_passes_all_checks(tmp_path: Path, tp: int, parts: list[in
     report = verify_bundle(make_bundle(tmp_path, tp, parts))
     assert [str(fault) for fault in report.faults] == []
     assert [warning for check in report.checks for warning in check.warnings] == []
-    assert [check.saw for check in report.checks][2] == "23 of 23 operations followed"
-    assert [trial.name for trial in report.trials] == ["sample", "batch 1", "sequence 1", "other lengths"]
+    assert [check.saw for check in report.checks][2] == "26 of 26 operations followed"
+    trials = ["sample", "batch 1", "sequence 1", "other lengths", "negative ids"]
+    assert [trial.name for trial in report.trials] == trials
     assert max(trial.worst[1] for trial in report.trials) < 1e-6
     report.raise_if_bad()
 
@@ -340,3 +342,396 @@ def test_a_changed_rank_file_is_refused(tmp_path: Path) -> None:
         "TP501 model_tp2_rank1.onnx: is not the file that bundle.json describes: its sha256 differs. "
         "Compile the model again, or copy the bundle again from where it was made"
     )
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A compiled decoder on two ranks, sound."""
+    return decoders.compiled(tmp_path_factory.mktemp("decoder"))
+
+
+def weight(name: str) -> decoders.Array:
+    return decoders.weights()[name]
+
+
+def moved_slice(model: onnx.ModelProto) -> None:
+    """Columns 25 … 48 without the last, and one that is rank 0's."""
+    store(model, "up", weight("up")[:, 23:47])
+
+
+def other_rows(rank: int) -> Change:
+    return lambda model: store(model, "o", weight("o")[:32] if rank else weight("o")[32:])
+
+
+def transposed_square(model: onnx.ModelProto) -> None:
+    store(model, "up", stored(model, "up").T)
+
+
+def whole_on_one_rank(model: onnx.ModelProto) -> None:
+    store(model, "up", weight("up"))
+
+
+def mixed_q_k_v(rank: int) -> Change:
+    """Half of the columns of q | k | v, not half of each: q0 q1 … of one rank would be q, k and v of another."""
+
+    def change(model: onnx.ModelProto) -> None:
+        for name in ("qkv", "qkv_bias"):
+            store(model, name, np.split(weight(name), 2, axis=-1)[rank])
+
+    return change
+
+
+def by_rank_q_k_v(rank: int) -> Change:
+    """The gather order of segments turned: k, v, q where Split takes q, k, v."""
+
+    def change(model: onnx.ModelProto) -> None:
+        for name in ("qkv", "qkv_bias"):
+            q, k, v = np.split(stored(model, name), [32, 48], axis=-1)
+            store(model, name, np.concatenate([k, v, q], axis=-1))
+
+    return change
+
+
+def stale_split(model: onnx.ModelProto) -> None:
+    name = made_by(model, "k").input[1]
+    store(model, name, np.array([64, 32, 32]))
+
+
+def uneven_split(model: onnx.ModelProto) -> None:
+    store(model, made_by(model, "k").input[1], np.array([16, 24, 24]))
+
+
+def reshape_of_the_whole(model: onnx.ModelProto) -> None:
+    """4 heads of 8 where a rank has 2 of 16: sizes fit, the norm of each head does not."""
+    store(model, made_by(model, "q_heads").input[1], np.array([0, 0, 4, 8]))
+    store(model, "norm_q", stored(model, "norm_q")[:8])
+
+
+def whole_query_width(model: onnx.ModelProto) -> None:
+    store(model, made_by(model, "q_all").input[1], np.array([0, 0, 64]))
+
+
+def head_counts_of_the_whole(model: onnx.ModelProto) -> None:
+    for attribute in made_by(model, "a").attribute:
+        attribute.i = {"q_num_heads": 4, "kv_num_heads": 2}.get(attribute.name, attribute.i)
+
+
+def two_query_heads_as_one(model: onnx.ModelProto) -> None:
+    next(a for a in made_by(model, "a").attribute if a.name == "q_num_heads").i = 1
+
+
+def norm_zeroed(model: onnx.ModelProto) -> None:
+    store(model, "norm_2", np.zeros(24, np.float32))
+
+
+def norm_of_another(model: onnx.ModelProto) -> None:
+    made_by(model, "n2").input[1] = "norm_1"
+
+
+def gather_for_reduce(model: onnx.ModelProto) -> None:
+    set_attributes(made_by(model, "o_sum.sum"), collective_operation=b"all_gather", reduce_op=b"none")
+
+
+def reduce_for_gather(model: onnx.ModelProto) -> None:
+    set_attributes(made_by(model, "logits.gathered"), collective_operation=b"all_reduce", reduce_op=b"sum")
+
+
+def wrong_nb_rank(model: onnx.ModelProto) -> None:
+    set_attributes(made_by(model, "logits.gathered"), nb_rank=4)
+
+
+def set_attributes(node: onnx.NodeProto, **values: bytes | int) -> None:
+    for attribute in node.attribute:
+        value = values.get(attribute.name)
+        if isinstance(value, bytes):
+            attribute.s = value
+        elif value is not None:
+            attribute.i = value
+
+
+def reduced_after_the_residual(model: onnx.ModelProto) -> None:
+    """The residual, which all ranks have, is summed with the partial product."""
+    first, second = made_by(model, "down_out.sum"), made_by(model, "h2")
+    second.input[:], second.output[0] = ["h1", "down_out"], "h2_part"
+    first.input[0], first.output[0] = "h2_part", "h2"
+    nodes = [node for node in model.graph.node if node.output[0] not in ("h2", "h2_part")]
+    at = [node.output[0] for node in nodes].index("down_out") + 1
+    ordered = [*nodes[:at], second, first, *nodes[at:]]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in ordered]
+    del model.graph.node[:]
+    model.graph.node.extend(copies)
+
+
+def parts_turned(model: onnx.ModelProto) -> None:
+    """The part of rank 1 comes first."""
+    store(model, made_by(model, "logits.ordered").input[1], np.roll(np.arange(503), 251))
+
+
+def one_row_less_held(model: onnx.ModelProto) -> None:
+    store(model, "h.held", stored(model, "h.held") - 1)
+
+
+def negative_ids_not_wrapped(model: onnx.ModelProto) -> None:
+    store(model, "h.rows", stored(model, "h.rows") + 1)
+
+
+def cache_of_values_in_keys(model: onnx.ModelProto) -> None:
+    node = made_by(model, "a")
+    node.input[4], node.input[5] = node.input[5], node.input[4]
+
+
+def both(change: Change) -> dict[int, Change]:
+    """The same on both ranks."""
+    return {0: change, 1: change}
+
+
+DECODER_DAMAGES: list[tuple[str, dict[int, Change], str, str]] = [
+    (
+        "a slice shifted by one",
+        {1: moved_slice},
+        "TP511",
+        "up: has an element that no rank holds: index [0, 47] of shape [24, 48]",
+    ),
+    (
+        "slices of two ranks swapped",
+        {0: other_rows(0), 1: other_rows(1)},
+        "TP526",
+        "MatMul o_out_node: the contracted axes do not lie alike: 64 cut 0-31|32-63 and 64 cut 32-63|0-31",
+    ),
+    (
+        "a square part transposed",
+        {1: transposed_square},
+        "TP510",
+        "up on rank 1: holds at index 0 of axis 1 what the source holds at no index of that axis",
+    ),
+    (
+        "whole on one rank, a part on the other",
+        {1: whole_on_one_rank},
+        "TP520",
+        "rank 1: strict shape inference fails: [ShapeInferenceError] Inference error(s): "
+        "(op_type:MatMul, node name: down_out_node)",
+    ),
+    (
+        "q | k | v in halves",
+        {0: mixed_q_k_v(0), 1: mixed_q_k_v(1)},
+        "TP526",
+        "Split q k v_node: takes 0-31 and 64-95 of 128 cut 0-63|64-127 for one part, which is no run of it",
+    ),
+    (
+        "k, v, q for q, k, v",
+        {0: by_rank_q_k_v(0), 1: by_rank_q_k_v(1)},
+        "TP526",
+        "Split q k v_node: takes 0-15 and 32-47 of 128 cut 64-79,96-111,0-31|80-95,112-127,32-63 for one part",
+    ),
+    (
+        "Split sizes of the whole",
+        both(stale_split),
+        "TP520",
+        "(op_type:Split, node name: q k v_node): [ShapeInferenceError] Mismatch between the sum of 'split' (128)",
+    ),
+    (
+        "Split sizes of others",
+        both(uneven_split),
+        "TP530",
+        "while running Reshape node. Name:'q_heads_node'",
+    ),
+    (
+        "a Reshape to other heads",
+        {0: reshape_of_the_whole, 1: reshape_of_the_whole},
+        "TP532",
+        "q_heads (given): is the first value that departs from the source: q_heads (made by Reshape q_heads_node)",
+    ),
+    (
+        "a Reshape of the whole",
+        both(whole_query_width),
+        "TP530",
+        "while running Reshape node. Name:'q_all_node'",
+    ),
+    (
+        "head counts of the whole",
+        both(head_counts_of_the_whole),
+        "TP530",
+        "while running Attention node. Name:'attention'",
+    ),
+    (
+        "two heads as one",
+        both(two_query_heads_as_one),
+        "TP520",
+        "node name: o_out_node",
+    ),
+    (
+        "a norm zeroed",
+        {0: norm_zeroed, 1: norm_zeroed},
+        "TP511",
+        "norm_2: has an element that no rank holds: index [0] of shape [24]",
+    ),
+    (
+        "another norm's scale",
+        {0: norm_of_another, 1: norm_of_another},
+        "TP532",
+        "n2 (given): is the first value that departs from the source: n2 (made by RMSNormalization n2_node)",
+    ),
+    (
+        "a gather for a reduce",
+        {0: gather_for_reduce, 1: gather_for_reduce},
+        "TP522",
+        "bundle.json: lists collective 1 as all_reduce, the rank files have all_gather to 'o_sum.sum'",
+    ),
+    (
+        "a reduce for a gather",
+        {0: reduce_for_gather, 1: reduce_for_gather},
+        "TP522",
+        "bundle.json: lists collective 3 as all_gather, the rank files have all_reduce to 'logits.gathered'",
+    ),
+    (
+        "nb_rank of a larger group",
+        {0: wrong_nb_rank, 1: wrong_nb_rank},
+        "TP522",
+        "rank 0: logits.gathered: nb_rank is 4 for group [0, 1]",
+    ),
+    (
+        "a residual counted twice",
+        {0: reduced_after_the_residual, 1: reduced_after_the_residual},
+        "TP525",
+        "Add h2_node: adds 'h1', which every rank holds, to partial 'down_out'",
+    ),
+    (
+        "gathered parts in another order",
+        {0: parts_turned, 1: parts_turned},
+        "TP529",
+        "output logits: is axis 2: 503 cut",
+    ),
+    (
+        "one row less in a mask",
+        {0: one_row_less_held},
+        "TP528",
+        "0 parts of the table answer for row 251 asked at [0, 1], it must be one",
+    ),
+    (
+        "ids wrapped by another size",
+        {0: negative_ids_not_wrapped, 1: negative_ids_not_wrapped},
+        "TP532",
+        "h (negative ids): is the first value that departs from the source: h (made by Gather h_node)",
+    ),
+    (
+        "caches exchanged",
+        {0: cache_of_values_in_keys, 1: cache_of_values_in_keys},
+        "TP532",
+        "a (given): is the first value that departs from the source: a (made by Attention attention)",
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("changes", "code", "text"), [d[1:] for d in DECODER_DAMAGES], ids=[d[0] for d in DECODER_DAMAGES]
+)
+def test_damage_to_a_decoder(decoder: Path, tmp_path: Path, changes: dict[int, Change], code: str, text: str) -> None:
+    bundle = decoders.copied(decoder, tmp_path)
+    for rank, change in changes.items():
+        edit_rank(bundle, rank, change)
+    report = verify_bundle(bundle, inputs=None if "negative" in text else decoders.inputs())
+    assert said(report, code, text), "\n".join(map(str, report.faults))
+
+
+def test_a_sound_decoder(decoder: Path) -> None:
+    report = verify_bundle(decoder, inputs=decoders.inputs())
+    assert report.ok and report.checks[2].warnings == []
+
+
+def model_names(content: dict[str, Any]) -> None:
+    """Rank 0 runs the model of rank 1 and the reverse; each with the other's weights."""
+    first, second = content["ranks"]
+    for key in ("model", "model_sha256", "data"):
+        first[key], second[key] = second[key], first[key]
+
+
+def renamed_input(content: dict[str, Any]) -> None:
+    content["inputs"] = {"tokens" if n == "ids" else n: entry for n, entry in content["inputs"].items()}
+    content["roles"]["tokens"] = "tokens"
+
+
+def heads_exchanged(content: dict[str, Any]) -> None:
+    for side, names in (("inputs", ("past_k", "past_v")), ("outputs", ("present_k", "present_v"))):
+        for name in names:
+            content[side][name]["placement"]["ranges"] = [[[1, 2]], [[0, 1]]]
+
+
+def a_head_twice(content: dict[str, Any]) -> None:
+    for side, name in (("inputs", "past_k"), ("outputs", "present_k")):
+        content[side][name]["placement"]["ranges"] = [[[0, 2]], [[1, 2]]]
+
+
+MANIFEST_DAMAGES: list[tuple[Callable[[dict[str, Any]], None], str, str]] = [
+    (model_names, "TP529", "output present_k: is axis 1: 2 cut 1|0, by bundle.json it is axis 1: 2 cut 0|1"),
+    (renamed_input, "TP521", "bundle.json: has inputs ['tokens', 'past_k', 'past_v'], the source has ['ids', "),
+    (
+        heads_exchanged,
+        "TP526",
+        "Attention attention: the heads of the cache and of new keys do not lie alike: 2 cut 0|1 and",
+    ),
+    (
+        a_head_twice,
+        "TP521",
+        "past_k: is declared as ['batch', 1, 'past', 16], by source and placement it is ['batch', 2, ",
+    ),
+]
+
+
+@pytest.mark.parametrize(("change", "code", "text"), MANIFEST_DAMAGES, ids=[d[0].__name__ for d in MANIFEST_DAMAGES])
+def test_damage_to_the_manifest(
+    decoder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None], code: str, text: str
+) -> None:
+    bundle = decoders.copied(decoder, tmp_path)
+    edit_manifest(bundle, change)
+    report = verify_bundle(bundle, inputs=decoders.inputs())
+    assert said(report, code, text), "\n".join(map(str, report.faults))
+
+
+def a_head_lacks(content: dict[str, Any]) -> None:
+    for side, name in (("inputs", "past_k"), ("outputs", "present_k")):
+        content[side][name]["placement"]["ranges"] = [[[0, 1]], [[0, 1]]]
+        content[side][name]["placement"]["ranges"][1] = [[2, 3]]
+
+
+def two_ends(content: dict[str, Any]) -> None:
+    content["outputs"]["present_v"]["placement"]["ranges"] = [[[1, 2]], [[0, 1]]]
+
+
+def state_of_nothing(content: dict[str, Any]) -> None:
+    content["state"][0]["output"] = "presents"
+
+
+def role_of_nothing(content: dict[str, Any]) -> None:
+    content["roles"]["logits"] = "scores"
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (a_head_lacks, "the ranges of past_k do not cover its axis 1; the ranges of present_k do not cover its axis 1"),
+        (two_ends, "state past_v -> present_v is cut differently at its two ends"),
+        (state_of_nothing, "state past_k -> presents names no input and output of the model"),
+        (role_of_nothing, "role logits names scores, which is no input or output"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_manifest_that_contradicts_itself(
+    decoder: Path, tmp_path: Path, change: Callable[[dict[str, Any]], None], text: str
+) -> None:
+    bundle = decoders.copied(decoder, tmp_path)
+    edit_manifest(bundle, change)
+    with pytest.raises(Refused) as error:
+        verify_bundle(bundle)
+    where = bundle / "bundle.json"
+    assert str(error.value) == f"TP457 {where}: {text}. Compile the model again"
+
+
+def test_one_flipped_bit(decoder: Path, tmp_path: Path) -> None:
+    """In the middle of a file of weights: its size and the model that reads it stay as they are."""
+    bundle = decoders.copied(decoder, tmp_path)
+    path = bundle / "rank1.bin"
+    content = bytearray(path.read_bytes())
+    content[5000] ^= 1
+    path.write_bytes(content)
+    report = verify_bundle(bundle, inputs=decoders.inputs())
+    assert said(report, "TP510", "table on rank 1: differs from the source first at index [52, 2]"), report.faults

@@ -21,7 +21,7 @@ from tpcompile.verify.branches import SIDES, is_joint, walk
 from tpcompile.verify.compare import Divergence, SourceRun, divergences, whole_output
 from tpcompile.verify.files import Array, Bundle, ModelFile, open_bundle, open_source
 from tpcompile.verify.form import collective_faults, form_faults
-from tpcompile.verify.inputs import TRIALS, default_inputs, read_inputs, with_flags_off
+from tpcompile.verify.inputs import TRIALS, default_inputs, read_inputs, with_flags_off, with_negative_ids
 from tpcompile.verify.layout import follow
 from tpcompile.verify.simulate import Lockstep, Trace
 from tpcompile.verify.tiles import Tiling, check_tiles
@@ -166,7 +166,9 @@ def _trial_inputs(
             (name, [default_inputs(model, s, tp) for s in (sizes, sizes.without_past_in_masks())])
             for name, sizes in TRIALS.items()
         ]
-        wanted += [(f"{name}, flags off", [with_flags_off(feeds) for feeds in sets]) for name, sets in wanted[:1]]
+        sample = wanted[0][1]
+        wanted.append(("flags off", [with_flags_off(feeds) for feeds in sample]))
+        wanted.append(("negative ids", [with_negative_ids(model, feeds) for feeds in sample]))
     seen: list[dict[str, Array]] = []
     first: tuple[dict[str, Array], Exception | None] | None = None
     for name, candidates in wanted:

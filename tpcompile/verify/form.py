@@ -117,14 +117,15 @@ def collective_faults(bundle: Bundle) -> Iterator[Fault]:
             )
             return
     yield from _group_faults(bundle)
-    listed = [entry.op for entry in bundle.manifest.collectives]
-    if listed != [op for op, *_ in orders[0]]:
-        yield Fault(
-            "TP522",
-            "bundle.json",
-            f"lists {len(listed)} collectives, the rank files have {len(orders[0])} or others in that order",
-            REMEDY,
-        )
+    entries = bundle.manifest.collectives
+    if len(entries) != len(orders[0]):
+        fact = f"lists {len(entries)} collectives, the rank files have {len(orders[0])}"
+        yield Fault("TP522", "bundle.json", fact, REMEDY)
+    for at, (entry, issued) in enumerate(zip(entries, orders[0], strict=False)):
+        if entry.op != issued[0]:
+            fact = f"lists collective {at} as {entry.op}, the rank files have {_named(orders[0], at)}"
+            yield Fault("TP522", "bundle.json", fact, REMEDY)
+            return
 
 
 def _named(order: list[tuple[object, ...]], at: int) -> str:

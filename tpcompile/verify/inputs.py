@@ -90,6 +90,16 @@ def default_inputs(model: ModelFile, sizes: Sizes, tp: int, seed: int = 0) -> di
     return found
 
 
+def with_negative_ids(model: ModelFile, feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """The same inputs, every second id counted from the end of its table, as ONNX lets one count."""
+    found = dict(feeds)
+    for name, rows in table_rows(model, set(feeds)).items():
+        ids = feeds[name].reshape(-1).copy()
+        ids[::2] -= rows
+        found[name] = ids.reshape(feeds[name].shape)
+    return found
+
+
 def with_flags_off(feeds: Mapping[str, Array]) -> dict[str, Array]:
     """The same inputs, bools of one element (which choose a branch) turned false."""
     return {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from tpcompile.verify import lattice
 from tpcompile.verify.files import attribute
 from tpcompile.verify.lattice import Axis, Lies, State
@@ -33,6 +35,21 @@ def rotary(site: Site) -> list[State]:
     return [state]
 
 
+def serve(site: Site, queries: Axis, keys: Axis) -> None:
+    """Each rank's query heads must be those that its key heads serve, in the same order."""
+    repeats = [mine // max(1, theirs) for mine, theirs in zip(queries.lengths, keys.lengths, strict=True)]
+    if queries.flat is None or keys.flat is None:
+        raise Undecided("heads of unknown number")
+    times, rest = divmod(queries.flat[0], max(1, keys.flat[0]))
+    served = [
+        np.repeat(held, repeat) == mine // max(1, times)
+        for held, mine, repeat in zip(keys.flat[1], queries.flat[1], repeats, strict=True)
+        if held.size * repeat == mine.size
+    ]
+    if rest or len(served) < site.tp or not all(same.all() for same in served):
+        site.fault("TP526", f"the query heads ({queries}) are not those that the key heads ({keys}) serve")
+
+
 def attention(site: Site) -> list[State]:
     """ONNX Attention: batch and heads pass through; keys and values of a rank's query heads must be on that rank."""
     q, k, v = (
@@ -45,11 +62,7 @@ def attention(site: Site) -> list[State]:
     for at in (4, 5):
         if site.given(at):
             kv = site.matched(kv, site.finished(at).axes[1], "the heads of the cache and of new keys")
-    repeats = [mine // max(1, theirs) for mine, theirs in zip(q[1].lengths, kv.lengths, strict=True)]
-    if set(repeats) == {1}:
-        site.matched(q[1], kv, "the heads of queries and keys")
-    elif not (q[1].whole and kv.whole) and lattice.meet(lattice.merged([kv, lattice.alike(repeats)]), q[1]) is None:
-        site.fault("TP526", f"the query heads ({q[1]}) are not those that the key heads ({kv}) serve")
+    serve(site, q[1], kv)
     if site.given(3):
         mask = site.finished(3).axes
         if len(mask) > 2 and not mask[-3].unit:

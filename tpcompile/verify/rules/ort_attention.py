@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-
 from tpcompile.verify import lattice
 from tpcompile.verify.files import attribute
 from tpcompile.verify.lattice import Axis, Lies, State
+from tpcompile.verify.rules.attention import serve
 from tpcompile.verify.rules.site import Site, Undecided
 
 
@@ -36,21 +35,6 @@ def need_whole(site: Site, operands: Sequence[int]) -> None:
         if site.given(at):
             for axis in site.finished(at).axes:
                 site.need_whole(axis, repr(site.nodes[0].input[at]))
-
-
-def serve(site: Site, queries: Axis, keys: Axis) -> None:
-    """Each rank's query heads must be those that its key heads serve, in the same order."""
-    repeats = [mine // max(1, theirs) for mine, theirs in zip(queries.lengths, keys.lengths, strict=True)]
-    if queries.flat is None or keys.flat is None:
-        raise Undecided("heads of unknown number")
-    times, rest = divmod(queries.flat[0], max(1, keys.flat[0]))
-    served = [
-        np.repeat(held, repeat) == mine // max(1, times)
-        for held, mine, repeat in zip(keys.flat[1], queries.flat[1], repeats, strict=True)
-        if held.size * repeat == mine.size
-    ]
-    if rest or len(served) < site.tp or not all(same.all() for same in served):
-        site.fault("TP526", f"the query heads ({queries}) are not those that the key heads ({keys}) serve")
 
 
 def bias_fits(site: Site, at: int, heads: Axis) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,21 @@ class BiasSplitGelu(OpRun):
     def _run(self, x: Array, bias: Array) -> tuple[Array]:
         left, right = np.split(x + bias, 2, axis=-1)
         return (left * right * (1 + _erf(right / math.sqrt(2))).astype(x.dtype) / 2,)
+
+
+class NhwcConv(OpRun):
+    """A convolution with channels last, those of the weight as well, of stride 1."""
+
+    op_domain = "com.microsoft"
+
+    def _run(
+        self, x: Array, w: Array, bias: Array | None = None, *, pads: Sequence[int] = (0, 0, 0, 0), **_: Any
+    ) -> tuple[Array]:
+        top, left, bottom, right = pads
+        x = np.pad(x, ((0, 0), (top, bottom), (left, right), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(x, w.shape[1:3], axis=(1, 2))
+        y = np.einsum("nyxcpq,mpqc->nyxm", windows, w)
+        return ((y if bias is None else y + bias).astype(x.dtype),)
 
 
 class SwiGLU(OpRun):
@@ -103,6 +119,7 @@ WITHOUT_KERNELS: tuple[type[OpRun], ...] = (
     GroupNorm,
     MoE,
     MultiHeadAttention,
+    NhwcConv,
     QMoE,
     SkipGroupNorm,
     SwiGLU,

@@ -110,6 +110,18 @@ def fused_gemm(op: ShapeQuery) -> list[Described]:
 def fused_conv(op: ShapeQuery) -> list[Described]:
     """[batch, channels out, the places a kernel fits in]."""
     (batch, _, *space), (channels, _, *kernel) = op.shape(0), op.shape(1)
+    return [(op.dtype(0), (batch, channels, *_places(op, space, kernel)))]
+
+
+@shape_function(MICROSOFT, "NhwcConv")
+def nhwc_conv(op: ShapeQuery) -> list[Described]:
+    """As Conv, with channels last."""
+    (batch, *space, _), (channels, *kernel, _) = op.shape(0), op.shape(1)
+    return [(op.dtype(0), (batch, *_places(op, space, kernel), channels))]
+
+
+def _places(op: ShapeQuery, space: Sequence[int], kernel: Sequence[int]) -> list[int]:
+    """How many places a kernel fits in, per axis."""
     count = len(space)
     strides, dilations = (op.attribute(name) or [1] * count for name in ("strides", "dilations"))
     pads, auto = op.attribute("pads") or [0] * 2 * count, op.attribute("auto_pad", "NOTSET")
@@ -120,4 +132,4 @@ def fused_conv(op: ShapeQuery) -> list[Described]:
             continue
         padded = size + (pads[k] + pads[k + count] if auto == "NOTSET" else 0)
         found.append((padded - dilations[k] * (kernel[k] - 1) - 1) // strides[k] + 1)
-    return [(op.dtype(0), (batch, channels, *found))]
+    return found

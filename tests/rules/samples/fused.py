@@ -128,6 +128,13 @@ SAMPLES = [
         free="x[1].0",
     ),
     fused(
+        "NhwcConv",
+        "float[4, 7, 5, 6] x; float[10, 3, 3, 6] w, float[10] c",
+        "<kernel_shape = [3, 3], pads = [1, 0, 1, 0], group = 1>(x, w, c)",
+        free="x[0] w[0]",
+        sums="x[3]",
+    ),
+    fused(
         "GroupNorm",
         "float[4, 5, 7, 12] x; float[12] w, float[12] c",
         "<groups = 6, activation = 1>(x, w, c)",

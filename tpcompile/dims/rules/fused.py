@@ -3,7 +3,7 @@
 from tpcompile.dims.dim import Dim
 from tpcompile.dims.registry import rule
 from tpcompile.dims.relation import NotCovered, Relation
-from tpcompile.dims.rules.contractions import conv, gemm, in_groups
+from tpcompile.dims.rules.contractions import NEIGHBOURS, conv, gemm, in_groups
 from tpcompile.dims.rules.norms import layer_norm
 
 MICROSOFT = "com.microsoft"
@@ -103,6 +103,14 @@ def fused_conv(op: Relation) -> None:
         op.same(3)
         op.once |= {3}
     _activated(op)
+
+
+@rule("NhwcConv", "n h w c, m p q c, m -> n y x m", domain=MICROSOFT, sums="c", whole="h w p q y x", why=NEIGHBOURS)
+def nhwc_conv(op: Relation) -> None:
+    """As Conv, with channels last; the bias counts once."""
+    if op.node.attribute("group", 1) != 1:
+        raise NotCovered("groups of channels")
+    op.once = frozenset((2,)) if op.has(2) else frozenset()
 
 
 def _activated(op: Relation) -> None:

@@ -160,3 +160,13 @@ def test_groups_differ_on_their_sub_axes_alone() -> None:
     assert Mesh(6).groups((1,)) == [[0, 1, 2], [3, 4, 5]]
     assert Mesh(6).groups((0, 1)) == [[0, 1, 2, 3, 4, 5]]
     assert Mesh(4).groups(()) == [[0], [1], [2], [3]]
+
+
+def test_dims_that_are_gone_leave_nothing_behind() -> None:
+    """A dim made for one question may lie in memory where one of another question lay."""
+    heads, size = leaf(6), leaf(2)
+    cut = Cut(Mesh(2), {heads: (0,)})
+    for _ in range(50):
+        assert len(cut.index(product([size, size]), 0)) == 4
+        assert len(cut.index(product([heads, size]), 0)) == 6
+        assert len(cut.index(product([size, heads, size]), 1)) == 12

@@ -89,7 +89,7 @@ class Cut:
 
     mesh: Mesh
     axes: Mapping[Dim, SubAxes]
-    _indices: dict[tuple[int, int], Indices] = field(default_factory=dict, repr=False)
+    _indices: dict[tuple[Dim, int], Indices] = field(default_factory=dict, repr=False)
     _restricted: dict[frozenset[Dim], Cut] = field(default_factory=dict, repr=False)
 
     def of(self, leaf: Dim) -> SubAxes:
@@ -119,7 +119,7 @@ class Cut:
         those that the elements fall into.
         """
         top = root(dim)
-        key = (id(top), rank)
+        key = (top, rank)
         if key not in self._indices:
             self._indices[key] = self._index(top, rank)
         return self._indices[key]

@@ -121,7 +121,7 @@ def build_problem(
     uses = list(weight_uses(analysis))
     places: dict[Dim, list[tuple[Value, int, int]]] = defaultdict(list)
     for value, axes, nodes in uses:
-        if value.known is not None and value.known[0].dtype.kind in "iub":
+        if value.known is not None and value.dtype in ("bool", "int32", "int64"):
             continue  # constant indices, sizes and masks: cutting them saves nothing
         stuck = uncut_leaves(analysis, value, nodes)
         for axis, dim in enumerate(axes):

@@ -3,7 +3,8 @@
 from tpcompile.dims.dim import Dim
 from tpcompile.dims.registry import rule
 from tpcompile.dims.relation import NotCovered, Relation
-from tpcompile.dims.rules.quantized import MICROSOFT, PACKED, WITHIN_BLOCK
+from tpcompile.dims.rules.in_blocks import PACKED
+from tpcompile.dims.rules.quantized import MICROSOFT, WITHIN_BLOCK
 
 EXPERTS = "each token chooses among all experts"
 HIDDEN = "an expert reads and makes whole tokens"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from onnx import TensorProto, helper
+from onnx import TensorProto
 
 from tests.randomly.writer import ONE, SIZES, GraphWriter, Size, broadcasts
 
@@ -168,20 +168,6 @@ class ComputingSteps(GraphWriter):
         self.add(
             "Clip", [total, self.stored(np.array(-1.5, np.float32)), self.stored(np.array(2.5, np.float32))], shape
         )
-        return True
-
-    def branch(self, name: str) -> bool:
-        """An If on the input, whose branches read values from outside."""
-        shape = self.shapes[name]
-        other = self.other(shape.__eq__)
-        mean = self.inner("ReduceMean", ["x"], keepdims=0)
-        condition = self.inner("Greater", [mean, self.stored(np.array(0.02, np.float32))])
-        bodies = []
-        for side, node in (("t", ["Neg", name]), ("e", ["Tanh", other])):
-            result = f"b{self.count}{side}"
-            made = helper.make_tensor_value_info(result, TensorProto.FLOAT, None)
-            bodies.append(helper.make_graph([helper.make_node(node[0], [node[1]], [result])], side, [], [made]))
-        self.add("If", [condition], shape, then_branch=bodies[0], else_branch=bodies[1])
         return True
 
     def no_rule(self, name: str) -> bool:

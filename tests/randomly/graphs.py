@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from tests.one_graph import Array
+from tests.randomly.bodies import BodySteps
 from tests.randomly.computing import ROWS, ComputingSteps
 from tests.randomly.moving import MovingSteps
 from tests.randomly.writer import SAMPLES, SIZES, Size
@@ -20,7 +21,7 @@ from tests.randomly.writer import SAMPLES, SIZES, Size
 __all__ = ["SAMPLES", "RandomGraph"]
 
 
-class RandomGraph(MovingSteps, ComputingSteps):
+class RandomGraph(MovingSteps, ComputingSteps, BodySteps):
     """Draws a graph of about `length` steps; `model` and `feeds` are what came of it."""
 
     def __init__(self, seed: int, length: int = 14) -> None:
@@ -33,7 +34,8 @@ class RandomGraph(MovingSteps, ComputingSteps):
             self.split_axis, self.merge_axes, self.merge_axes, self.transpose, self.concat, self.split, self.slice,
             self.pick, self.lookup, self.expand, self.tile, self.normalize, self.reduce, self.scores, self.shape_value,
             self.pad, self.squeeze, self.einsum, self.where, self.wider, self.running, self.sort, self.elements,
-            self.scatter, self.convolve, self.flatten, self.three_values, self.branch, self.no_rule, self.positions,
+            self.scatter, self.convolve, self.flatten, self.three_values, self.no_rule, self.positions,
+            self.branch, self.loop, self.dequantized, self.experts,
         ]  # fmt: skip
         done = 0
         while done < length:

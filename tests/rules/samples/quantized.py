@@ -209,6 +209,24 @@ SAMPLES = [
         note="rounded",
     ),
     Sample(
+        "com.microsoft.QAttention",
+        """(uint8[b, s, 12] x) => (float[] y)
+        <int8[12, 72] w, float[72] c, float p, float q, uint8 z, int8 o>
+        { y = com.microsoft.QAttention<num_heads = 4>(x, w, c, p, q, "", z, o) }""",
+        values=dict.fromkeys("pq", (0.001, 0.01)),
+        free="w[1].0",
+    ),
+    Sample(
+        "com.microsoft.QAttention",
+        """(uint8[b, s, 12] x, int32[b] m, float[2, b, 6, t, 4] past) => (float[] y, float[] present)
+        <int8[12, 72] w, float[72] c, float p, float[72] q, uint8 z, int8[72] o>
+        { y, present = com.microsoft.QAttention<num_heads = 6, unidirectional = 1>(x, w, c, p, q, m, z, o, past) }""",
+        values=dict.fromkeys("pq", (0.001, 0.01)) | {"m": (3, 8)},
+        sizes={"b": 2, "s": 3, "t": 5},
+        free="w[1].0",
+        note="past, by column",
+    ),
+    Sample(
         "ConvInteger",
         """(uint8[b, 6, 9, 7] x) => (int32[] y) <uint8[10, 6, 3, 3] w, uint8 z, uint8 o>
         { y = ConvInteger<pads = [1, 1, 1, 1]>(x, w, z, o) }""",

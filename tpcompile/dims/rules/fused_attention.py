@@ -107,7 +107,7 @@ def _multi_head(
 
 
 @rule("Attention", domain=MICROSOFT)
-def attention(op: Relation) -> None:
+def attention(op: Relation, mask: int = 3, past: int = 4, scores: int = 5, length: int = 6) -> None:
     """Projection and attention in one: the weight's columns are queries, keys and values, each of all heads."""
     x, weight, y = op.input(0), op.input(1), op.output()
     heads = _number(op.node.attribute("num_heads"), y[2])
@@ -120,13 +120,13 @@ def attention(op: Relation) -> None:
     if op.has(2):
         op.pair(op.input(2)[0], columns)
     _batch_and_queries(op, x, y)
-    _mask(op, 3)
-    _scores(op, 5, heads)
-    for axes in (op.inputs[4] if op.has(4) else None, op.outputs[1] if len(op.node.outputs) > 1 else None):
+    _mask(op, mask)
+    _scores(op, scores, heads)
+    for axes in (op.inputs[past] if op.has(past) else None, op.outputs[1] if len(op.node.outputs) > 1 else None):
         if axes is not None:  # [2, b, h, t, hd]
             op.whole(axes[0], "keys and values")
             _apart(op, axes[1:], heads, axis=1)
-    _whole(op, (6,))
+    _whole(op, (length,))
     op.local_attribute("num_heads", local_count(heads), heads)
     if op.node.attribute("qkv_hidden_sizes"):
         widths = (queries, queries, values)

@@ -6,6 +6,7 @@ from tpcompile.dims.dim import Dim
 from tpcompile.dims.registry import rule
 from tpcompile.dims.relation import NotCovered, Relation
 from tpcompile.dims.rules.contractions import NEIGHBOURS, conv
+from tpcompile.dims.rules.fused_attention import attention
 from tpcompile.dims.rules.joins import join
 
 MICROSOFT = "com.microsoft"
@@ -130,6 +131,15 @@ def qgemm(op: Relation) -> None:
         op.once = frozenset((6,))
     if op.has(7):
         op.whole(rows, ROUNDED)
+
+
+@rule("QAttention", domain=MICROSOFT)
+def qattention(op: Relation) -> None:
+    """As Attention, with a scale and zero point of the weight, or of each of its columns."""
+    attention(op, mask=5, past=8, scores=9, length=10)  # it has no operands 9 and 10
+    of_all(op, 3, 6)
+    for parameter in (4, 7):
+        along(op, parameter, op.input(1), 1)
 
 
 @rule("ConvInteger")

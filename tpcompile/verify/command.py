@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -18,12 +19,13 @@ from rich.table import Table
 from tpcompile.errors import Fault, NumbersDiffer, Refused, refuse
 from tpcompile.graph.read import SourceModel
 from tpcompile.verify.branches import SIDES, is_joint, walk
-from tpcompile.verify.compare import Divergence, SourceRun, divergences, whole_output
+from tpcompile.verify.compare import Divergence, divergences, whole_output
 from tpcompile.verify.files import Array, Bundle, ModelFile, open_bundle, open_source
 from tpcompile.verify.form import collective_faults, form_faults
 from tpcompile.verify.inputs import TRIALS, default_inputs, read_inputs, with_flags_off, with_negative_ids
 from tpcompile.verify.layout import follow
 from tpcompile.verify.simulate import Lockstep, Trace
+from tpcompile.verify.source_run import SourceRun
 from tpcompile.verify.tiles import Tiling, check_tiles
 
 REMEDY = (
@@ -109,12 +111,14 @@ def verify_bundle(
     source: Path | str | onnx.ModelProto | SourceModel | None = None,
     inputs: Mapping[str, Array] | Path | None = None,
     allow_links: bool = False,
+    memory_bytes: int | None = None,
 ) -> VerifyReport:
     """Check a bundle against the model it was made from.
 
     `source`: the model, by default bundle.json's source file where it lies in or beside the bundle. `inputs`: arrays by
     name or an .npz file, by default made from the model's inputs, in several sizes. `allow_links`: follow links among
-    the source's data files.
+    the source's data files. `memory_bytes`: about what may be held at once; source and ranks are then run part by part,
+    each weight loaded while its part runs, and large values go to temporary files (default: no limit, which is faster).
 
     Raises:
         Refused: the bundle cannot be read (TP45x, TP501), the source is not found (TP502) or refused (TP2xx), the
@@ -137,7 +141,7 @@ def verify_bundle(
         ),
     ]
     layout, numbers = Check("layout"), Check("numbers")
-    trials = tuple(_run(opened, model, tiling, inputs, layout, numbers))
+    trials = tuple(_run(opened, model, tiling, inputs, layout, numbers, memory_bytes))
     return VerifyReport(str(bundle), (*checks, layout, numbers), trials)
 
 
@@ -209,14 +213,15 @@ def _run(
     inputs: Mapping[str, Array] | Path | None,
     layout: Check,
     numbers: Check,
+    memory_bytes: int | None,
 ) -> Iterator[Trial]:
     """All trials; the layout is followed through the first, and through each that takes other branches."""
-    source = SourceRun(model)
+    source = SourceRun(model, memory_bytes)
     lockstep: Lockstep | None = None
     followed: set[frozenset[tuple[str, str]]] = set()
     for name, feeds, (want, limits) in _trial_inputs(model, source, bundle.tp, inputs):
         try:
-            lockstep = lockstep or Lockstep(bundle)
+            lockstep = lockstep or Lockstep(bundle, memory_bytes)
             trace = lockstep.run(feeds)
         except Refused as refused:
             numbers.faults.extend(refused.faults)
@@ -291,6 +296,14 @@ def _compared(
     )
 
 
+def memory_size(text: str) -> int:
+    """Bytes of "8GB", "512 MB" or a number. Raises argparse's error for other texts."""
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(kB|MB|GB|TB)?\s*", text)
+    if found is None or float(found[1]) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size: write it as 8GB or 512MB")
+    return int(float(found[1]) * {None: 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}[found[2]])
+
+
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare what `tpcompile verify` takes."""
     parser.add_argument("bundle", type=Path, help="the folder that tpcompile wrote")
@@ -301,12 +314,15 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
         "--inputs", type=Path, help="inputs as an .npz file (default: made from names, types and shapes)"
     )
     parser.add_argument("--allow-links", action="store_true", help="follow links among the source's data files")
+    parser.add_argument(
+        "--memory", type=memory_size, metavar="8GB", help="hold about this much at once: part by part, slower"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def verify_command(args: argparse.Namespace) -> int:
     """Run `tpcompile verify`; returns 0 where all is well and 3 where not. Raises what `verify_bundle` raises."""
-    report = verify_bundle(args.bundle, args.source, args.inputs, args.allow_links)
+    report = verify_bundle(args.bundle, args.source, args.inputs, args.allow_links, args.memory)
     if args.json:
         print(json.dumps(report.to_json(), indent=1))
     else:

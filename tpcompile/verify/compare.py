@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-import onnxruntime as ort  # type: ignore[import-untyped]
 
-from tpcompile.errors import refuse
-from tpcompile.verify.branches import branches, captures, graphs, walk
-from tpcompile.verify.files import Array, Bundle, ModelFile
-from tpcompile.verify.rounding import rounded_values
-from tpcompile.verify.simulate import Trace, session_options
-from tpcompile.weights.source import MemoryBytes
+from tpcompile.verify.branches import walk
+from tpcompile.verify.files import Array, Bundle
+from tpcompile.verify.simulate import Trace
+
+if TYPE_CHECKING:
+    from tpcompile.verify.source_run import SourceRun
 
 FLOOR, CEILING, NOISES = 3e-5, 2e-2, 1.5
 """Relative error that is always allowed; that never is; how many times the source's own noise is allowed between."""
@@ -56,125 +55,6 @@ def mean_error(want: Array, got: Array) -> float:
     finite = np.isfinite(a)
     scale = 1.0 if want.dtype.kind in "iu" else np.abs(a[finite]).mean() + 1e-6
     return float(np.abs(a[finite] - b[finite]).mean() / scale)
-
-
-@dataclass
-class SourceRun:
-    """The source model, all values visible: once as it is, once with weights moved by one unit in the last place.
-
-    Of each If the branch that is taken is run once more by itself, so that its values are visible too.
-    """
-
-    model: ModelFile
-    outputs: list[str] = field(init=False)
-    rounded: frozenset[str] = field(init=False)
-    """Values made of activations that were rounded to few bits."""
-    _replaced: list[dict[str, Array]] = field(init=False)
-    _programs: dict[tuple[str, int], _Visible] = field(init=False, default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.outputs = [value.name for value in self.model.graph.output]
-        self.rounded = rounded_values(self.model.graph)
-        elsewhere = {
-            name: self.model.array(name)
-            for name, place in self.model.places.items()
-            if not isinstance(place, MemoryBytes)
-        }
-        self._replaced = [elsewhere, elsewhere | self._moved()]
-        for variant in range(2):
-            self._program(self.model.graph, "", variant, {})
-
-    def _program(self, graph: onnx.GraphProto, name: str, variant: int, values: Mapping[str, Array]) -> _Visible:
-        """The session of a graph, or of a branch (`name`) that reads `values` from outside."""
-        if (name, variant) not in self._programs:
-            self._programs[name, variant] = _Visible(self.model, graph, values, self._replaced[variant])
-        return self._programs[name, variant]
-
-    def _moved(self) -> dict[str, Array]:
-        rng = np.random.default_rng(0)
-        moved = {}
-        for tensor in (tensor for held in graphs(self.model.graph) for tensor in held.initializer):
-            if tensor.data_type in FLOATS and math.prod(tensor.dims) > 16:
-                array = self.model.array(tensor.name)
-                up = np.where(rng.random(array.shape, np.float32) < 0.5, np.inf, -np.inf).astype(array.dtype)
-                moved[tensor.name] = np.where(rng.random(array.shape, np.float32) < 0.5, np.nextafter(array, up), array)
-        return moved
-
-    def run(self, feeds: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, float]]:
-        """All values, and for each the relative error that is allowed. Raises what onnxruntime raises."""
-        values, moved = (self._values(self.model.graph, "", variant, feeds) for variant in range(2))
-        limits = {
-            name: MEAN_STEPS
-            if name in self.rounded
-            else min(CEILING, max(FLOOR, NOISES * relative_error(values[name], moved[name])))
-            for name in values
-            if (name not in feeds or name in self.outputs) and isinstance(values[name], np.ndarray) and name in moved
-        }
-        return values, limits
-
-    def error(self, name: str, want: Array, got: Array) -> float:
-        """How far a value of the ranks is off, by the measure that its limit is of."""
-        return mean_error(want, got) if name in self.rounded else relative_error(want, got)
-
-    def _values(self, graph: onnx.GraphProto, name: str, variant: int, known: Mapping[str, Array]) -> dict[str, Array]:
-        values = dict(known) | self._program(graph, name, variant, known).run(known)
-        for node in graph.node:
-            if node.op_type == "If":
-                condition = values[node.input[0]] if node.input[0] in values else self.model.array(node.input[0])
-                side, branch = branches(node)[0 if bool(condition.item()) else 1]
-                values |= self._values(branch, f"{node.output[0]}/{side}", variant, values)
-        return values
-
-
-class _Visible:
-    """A session of one graph, or of one branch, that gives all its values."""
-
-    def __init__(
-        self, model: ModelFile, graph: onnx.GraphProto, known: Mapping[str, Array], replaced: Mapping[str, Array]
-    ) -> None:
-        stored = {tensor.name: tensor for held in graphs(model.graph) for tensor in held.initializer}
-        outputs = [value.name for value in graph.output]
-        inner = dict.fromkeys(name for node in graph.node for name in node.output if name and name not in outputs)
-        self.names = [*outputs, *inner]
-        self.reads = [name for name in dict.fromkeys(captures(graph)) if name in known and name not in stored]
-        proto = onnx.ModelProto()
-        proto.CopyFrom(model.proto)
-        if graph is not model.graph:
-            outside = [stored[name] for name in dict.fromkeys(captures(graph)) if name in stored]
-            proto.graph.CopyFrom(graph)
-            proto.graph.initializer.extend(outside)
-            proto.graph.input.extend(
-                onnx.helper.make_tensor_value_info(name, onnx.helper.np_dtype_to_tensor_dtype(known[name].dtype), None)
-                for name in self.reads
-            )
-        own = {tensor.name for tensor in proto.graph.initializer}
-        for tensor in (tensor for held in graphs(proto.graph) for tensor in held.initializer):
-            place = model.places.get(tensor.name)
-            if isinstance(place, MemoryBytes):  # a torch module's: there is no file onnxruntime could read
-                tensor.ClearField("external_data")
-                tensor.ClearField("data_location")
-                tensor.raw_data = bytes(place.data)
-        proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in inner)
-        options = session_options(model.folder)
-        self._kept = []  # onnxruntime reads these while the session lives
-        for name, array in replaced.items():
-            if name in own:
-                self._kept.append(ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array)))
-                options.add_initializer(name, self._kept[-1])
-        try:
-            self._session = ort.InferenceSession(proto.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime raises a dozen types of its own
-            raise refuse(
-                "TP504",
-                model.name,
-                f"onnxruntime cannot open it: {' '.join(str(error).split())[:300]}",
-                "Verification runs the source; give one that onnxruntime can run on a CPU",
-            ) from error
-
-    def run(self, known: Mapping[str, Array]) -> dict[str, Array]:
-        """Every value that the graph makes, from those of `known` that it reads."""
-        feeds = {value.name: known[value.name] for value in self._session.get_inputs()}
-        return dict(zip(self.names, self._session.run(self.names, feeds), strict=True))
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from tpcompile.bundle.manifest import Placement
 from tpcompile.errors import refuse
 from tpcompile.verify.branches import SIDES, branches, graphs, holds_collective, is_joint, reads
 from tpcompile.verify.files import Array, Bundle, ModelFile, attribute
+from tpcompile.verify.shelf import Shelf
 
 REMEDY = (
     "This is a fault of tpcompile or of a changed file: compile again, and report it with the model if it comes back"
@@ -40,11 +41,16 @@ class Trace:
         return [values[name] for values in self.values]
 
 
-def session_options(folder: Any = None) -> ort.SessionOptions:
-    """Options under which sums are done in the graph's own order and weights are mapped from `folder`."""
+def session_options(folder: Any = None, *, lean: bool = False) -> ort.SessionOptions:
+    """Options under which sums are done in the graph's own order and weights are mapped from `folder`.
+
+    `lean`: weights are not copied into another layout.
+    """
     options = ort.SessionOptions()
     options.log_severity_level = 4
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_ENABLE_BASIC
+    if lean:
+        options.add_session_config_entry("session.disable_prepacking", "1")
     if folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
     return options
@@ -60,13 +66,18 @@ def held_part(array: Array, placement: Placement | None, rank: int) -> Array:
 
 @dataclass
 class Lockstep:
-    """The sessions of all ranks; `run` may be called for several sets of inputs."""
+    """The sessions of all ranks; `run` may be called for several sets of inputs.
+
+    `memory_bytes`: only one session is open at a time, and large values go to disk.
+    """
 
     bundle: Bundle
+    memory_bytes: int | None = None
     _program: _Program = field(init=False)
 
     def __post_init__(self) -> None:
-        self._program = _Program(self.bundle.ranks, [model.graph for model in self.bundle.ranks])
+        shelf = Shelf(self.memory_bytes)
+        self._program = _Program(self.bundle.ranks, [model.graph for model in self.bundle.ranks], shelf)
 
     def run(self, feeds: Mapping[str, Array]) -> Trace:
         """Run whole inputs through all ranks. Refuses nodes that fail and ranks that disagree (TP530)."""
@@ -87,9 +98,9 @@ class Lockstep:
 class _Program:
     """One graph per rank, all of them the main one or all of them one branch, in stages."""
 
-    def __init__(self, models: Sequence[ModelFile], graphs: Sequence[onnx.GraphProto]) -> None:
-        self.models, self.graphs = models, graphs
-        self.stages = [_staged(model, graph) for model, graph in zip(models, graphs, strict=True)]
+    def __init__(self, models: Sequence[ModelFile], graphs: Sequence[onnx.GraphProto], shelf: Shelf) -> None:
+        self.models, self.graphs, self.shelf = models, graphs, shelf
+        self.stages = [_staged(model, graph, shelf) for model, graph in zip(models, graphs, strict=True)]
         counts = [len(stages) for stages in self.stages]
         if len(set(counts)) != 1:
             raise refuse("TP530", "", f"the ranks have {counts} stages between collectives", REMEDY)
@@ -122,7 +133,8 @@ class _Program:
             fact = f"its branches hold collectives, and the ranks take {', '.join(sides)}"
             raise refuse("TP530", f"If {nodes[0].name or name}", fact, REMEDY)
         if (name, sides[0]) not in self._branches:
-            self._branches[name, sides[0]] = _Program(self.models, [dict(branches(node))[sides[0]] for node in nodes])
+            held = [dict(branches(node))[sides[0]] for node in nodes]
+            self._branches[name, sides[0]] = _Program(self.models, held, self.shelf)
         program = self._branches[name, sides[0]]
         taken[name] = sides[0]
         program.run(values, taken)
@@ -138,8 +150,10 @@ def _input(model: ModelFile, values: Mapping[str, Array], name: str) -> Array:
 class _Stage:
     """The nodes of one rank that run between two rounds of collectives, and the joint nodes that follow."""
 
-    def __init__(self, model: ModelFile, nodes: Sequence[onnx.NodeProto], joints: Sequence[onnx.NodeProto]) -> None:
-        self.model, self.nodes, self.joints = model, nodes, joints
+    def __init__(
+        self, model: ModelFile, nodes: Sequence[onnx.NodeProto], joints: Sequence[onnx.NodeProto], shelf: Shelf
+    ) -> None:
+        self.model, self.nodes, self.joints, self.shelf = model, nodes, joints, shelf
         made = {name for node in nodes for name in node.output if name}
         read = dict.fromkeys(name for node in nodes for name in reads(node) if name not in made)
         self.initializers = {tensor.name: tensor for held in graphs(model.graph) for tensor in held.initializer}
@@ -158,12 +172,13 @@ class _Stage:
             raise refuse("TP530", f"rank {rank}", f"{missing[0]!r} is read before any node makes it", REMEDY)
         feeds = {name: values[name] for name in self.fed}
         try:
-            self._session = self._session or self._open(feeds)
-            results = self._session.run(self.made, feeds)
+            session = self._session or self._open(feeds)
+            results = session.run(self.made, feeds)
+            self._session = session if self.shelf.limit_bytes is None else None
         except Exception as error:  # onnxruntime raises a dozen types of its own
             text = " ".join(str(error).split())
             raise refuse("TP530", f"rank {rank}", f"its graph does not run: {text[:400]}", REMEDY) from error
-        values.update(zip(self.made, results, strict=True))
+        values.update(self.shelf.put(dict(zip(self.made, results, strict=True))))
 
     def _open(self, feeds: Mapping[str, Array]) -> ort.InferenceSession:
         inputs = [
@@ -178,11 +193,13 @@ class _Stage:
         proto.opset_import.extend(self.model.proto.opset_import)
         proto.functions.extend(self.model.proto.functions)
         return ort.InferenceSession(
-            proto.SerializeToString(), session_options(self.model.folder), providers=["CPUExecutionProvider"]
+            proto.SerializeToString(),
+            session_options(self.model.folder, lean=self.shelf.limit_bytes is not None),
+            providers=["CPUExecutionProvider"],
         )
 
 
-def _staged(model: ModelFile, graph: onnx.GraphProto) -> list[_Stage]:
+def _staged(model: ModelFile, graph: onnx.GraphProto, shelf: Shelf) -> list[_Stage]:
     """The stages of one rank; a value's stage is the latest one of what it is made from."""
     stage: dict[str, int] = {}
     nodes: dict[int, list[onnx.NodeProto]] = {}
@@ -196,7 +213,7 @@ def _staged(model: ModelFile, graph: onnx.GraphProto) -> list[_Stage]:
         (joints if joint else nodes).setdefault(now, []).append(node)
         stage.update(dict.fromkeys(node.output, now + joint))
     last = max([0, *stage.values()])
-    return [_Stage(model, nodes.get(now, []), joints.get(now, [])) for now in range(last + 1)]
+    return [_Stage(model, nodes.get(now, []), joints.get(now, []), shelf) for now in range(last + 1)]
 
 
 _REDUCE: dict[str, Callable[[Array, Array], Array]] = {

@@ -9,14 +9,14 @@ import itertools
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.dims.analysis import Analysis, product_related
 from tpcompile.dims.cut import Mesh
 from tpcompile.dims.dim import Dim, factors, leaves, root
 from tpcompile.dims.flow import PartialFlow, reduced_leaves
-from tpcompile.graph.program import Node, Sizes, Value
+from tpcompile.graph.program import Sizes, Value
 from tpcompile.plan.uses import (
     item_bytes,
     largest_stored,
@@ -206,8 +206,9 @@ def _reductions(
         node: frozenset((0,)) if groups_of(reduced_leaves(analysis, node)) else frozenset()
         for node in analysis.relations
     }
-    flow = PartialFlow(analysis, summed.__getitem__, lambda value: frozenset()).run()
-    passed = {value for node in analysis.relations for value in _passing(analysis, flow.partial, node)}
+    walk = PartialFlow(analysis, summed.__getitem__, lambda value: frozenset())
+    flow = walk.run()
+    passed = {value for node in analysis.relations for value in walk.passing(node)}
     found: list[tuple[frozenset[int], int, float]] = []
     of_products: list[int] = []
     sent: list[int] = []
@@ -244,17 +245,6 @@ def runs(value: Value) -> float:
     while region is not None:
         found, region = found / 2, region.parent
     return found
-
-
-def _passing(analysis: Analysis, partial: Mapping[Value, frozenset[int]], node: Node) -> list[Value]:
-    relation = analysis.relations[node]
-    if not any(output in partial for output in node.outputs if output is not None):
-        return []
-    return [
-        value
-        for index, value in enumerate(node.inputs)
-        if value is not None and index in relation.linear and value in partial
-    ]
 
 
 def _gathers(

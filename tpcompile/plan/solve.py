@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from tpcompile.plan.problem import Problem
 
 Choice = dict[int, SubAxes]
 ALL_SETS_UP_TO = 4
+MOST_COMBINATIONS = 64
 LARGEST_COEFFICIENT = 1e6
 """HiGHS stops within 1e-6 of the optimum, whatever the costs: the terms that break ties must stand above that."""
 
@@ -83,12 +85,8 @@ class Solver:
         return len(self.cost) - 1
 
     def _cuts(self) -> None:
-        """One binary per group and set of sub-axes; uneven blocks pay for their largest."""
+        """One binary per group and set of sub-axes."""
         total = sum(self.stored.values()) or 1.0
-        bytes_of = {
-            group: sum(size for key, size in self.stored.items() if group in key)
-            for group in range(len(self.problem.groups))
-        }
         for group, classes in enumerate(self.problem.groups):
             leaf = classes[0].leaf
             stuck = group in self.problem.forbidden or (group, group) in self.problem.exclusive
@@ -96,11 +94,9 @@ class Solver:
             for axes in self.subsets:
                 degree = self.problem.mesh.degree(axes)
                 allowed = not axes or (degree <= leaf.most_parts and not stuck)
-                largest = block(leaf.size, degree, 0, leaf.grain)[1]
-                uneven = (largest * degree / leaf.size - 1) * bytes_of[group] / self.problem.mesh.tp
                 order = len(axes) + sum(axes) * (1 - 0.1 * inner) + 0.01 * group * len(axes)
                 tie = TIE * total * order / (1 + len(self.problem.groups))
-                price = uneven + tie + (self.prices.a_cut if axes else 0.0)
+                price = tie + (self.prices.a_cut if axes else 0.0)
                 self.x[group, axes] = self._variable(price, True, float(allowed))
             self.rows.add([(self.x[group, axes], 1.0) for axes in self.subsets], 1, 1)
 
@@ -108,23 +104,80 @@ class Solver:
         """The variables that say that one of `groups` is cut over sub-axis `axis`."""
         return [(self.x[group, axes], 1.0) for group in groups for axes in self.subsets if axis in axes]
 
+    def share(self, group: int, axes: SubAxes) -> float:
+        """The part of a group's dimension that the rank with most of it holds."""
+        leaf = self.problem.groups[group][0].leaf
+        return block(leaf.size, self.problem.mesh.degree(axes), 0, leaf.grain)[1] / leaf.size
+
+    def allowed(self, group: int) -> list[SubAxes]:
+        """The sets of sub-axes a group can be cut over, () among them."""
+        return [axes for axes in self.subsets if self.upper[self.x[group, axes]]]
+
+    def uneven(self, groups: Iterable[int]) -> list[int]:
+        """Those of the groups that some cut divides unevenly, as many as can be told apart in few combinations."""
+        degree = self.problem.mesh.degree
+        found = [g for g in groups if any(self.share(g, axes) * degree(axes) > 1 for axes in self.allowed(g))]
+        found.sort(key=lambda g: (-self.problem.stored_bytes(g), g))
+        while math.prod(len(self.allowed(g)) for g in found) > MOST_COMBINATIONS:
+            found.pop()
+        return found
+
+    def saving(self, groups: Iterable[int]) -> float:
+        """What cutting the groups as well as they can be saves, as a share of what even cuts over all ranks would.
+
+        An AllReduce costs what cutting usually saves (`ALLREDUCE_SHARE`). Where sizes do not divide, cutting saves
+        less, and the model is to be cut all the same, like one whose sizes do.
+        """
+        problem, ranks = self.problem, self.problem.mesh.tp
+        gathered = frozenset().union(*problem.gathers)
+        chosen: Choice = {}
+        for group in sorted(set(groups) - gathered or groups, key=lambda g: (-problem.stored_bytes(g), g)):
+            near = set(problem.groups_excluded_by(group)) & chosen.keys()
+            taken = {axis for other in near for axis in chosen[other]}
+            free = [axes for axes in self.allowed(group) if not taken.intersection(axes)]
+            chosen[group] = min(free, key=lambda axes: self.share(group, axes))
+        saved = all_of_it = 0.0
+        for key, nbytes in self.stored.items():
+            if not chosen.keys().isdisjoint(key):
+                all_of_it += nbytes
+                held = math.prod(self.share(group, axes) for group, axes in chosen.items() if group in key)
+                saved += nbytes * (1 - max(held, 1 / ranks))
+        return saved / all_of_it / (1 - 1 / ranks) if saved else 1.0
+
     def _weights(self) -> None:
-        """Each set of stored bytes is read at 1/degree of the sub-axes over which its groups cut it."""
+        """Each set of stored bytes is read at what the rank with most of it holds, given how its groups are cut.
+
+        Even cuts need only be known by their sub-axes, whichever group has them; uneven ones by group.
+        """
+        mesh = self.problem.mesh
         for groups, nbytes in self.stored.items():
             if not groups or not nbytes:
                 continue
-            parts = {axes: self._variable(nbytes / self.problem.mesh.degree(axes), False) for axes in self.subsets}
-            self.rows.add([(column, 1.0) for column in parts.values()], 1, 1)
-            for axis in self.problem.mesh.all_axes:
-                mine = [(column, 1.0) for axes, column in parts.items() if axis in axes]
-                self.rows.add(mine + [(column, -value) for column, value in self.cover(groups, axis)], -np.inf, 0)
+            odd = self.uneven(groups)
+            parts: list[tuple[int, tuple[SubAxes, ...], SubAxes]] = []
+            for own in itertools.product(*map(self.allowed, odd)):
+                taken = [axis for axes in own for axis in axes]
+                if len(set(taken)) < len(taken):
+                    continue
+                held = nbytes * math.prod(map(self.share, odd, own))
+                for axes in self.subsets:
+                    if not set(axes) & set(taken):
+                        parts.append((self._variable(held / mesh.degree(axes), False), own, axes))
+            self.rows.add([(column, 1.0) for column, _, _ in parts], 1, 1)
+            for place, group in enumerate(odd):
+                for axes in self.allowed(group):
+                    mine = [(column, 1.0) for column, own, _ in parts if own[place] == axes]
+                    self.rows.add([*mine, (self.x[group, axes], -1.0)], -np.inf, 0)
+            even = groups.difference(odd)
+            for axis in mesh.all_axes:
+                mine = [(column, 1.0) for column, _, axes in parts if axis in axes]
+                self.rows.add(mine + [(column, -value) for column, value in self.cover(even, axis)], -np.inf, 0)
 
     def _collectives(self) -> None:
         tp = self.problem.mesh.tp
         for groups, count in self.problem.reductions.items():
-            price = self.prices.all_reduce(
-                self.problem.reduction_weights[groups], self.sent(self.problem.reduced_bytes[groups]), tp
-            )
+            starts = self.problem.reduction_weights[groups] * self.saving(groups)
+            price = self.prices.all_reduce(starts, self.sent(self.problem.reduced_bytes[groups]), tp)
             if groups <= self.problem.lookups:  # the tie towards vocabulary-parallel embeddings
                 price = 0.5 * self.prices.all_gather(count, self.sent(self.problem.reduced_bytes[groups]), tp)
             self._switch(groups, price)

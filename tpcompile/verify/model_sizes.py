@@ -41,8 +41,9 @@ def stored_shape(model: ModelFile, made: Mapping[str, onnx.NodeProto], name: str
         order = attribute(node, "perm") or range(len(before))[::-1]
         return tuple(before[at] for at in order)
     if node.op_type == "Reshape" and node.input[1] in model.tensors:
-        return tuple(int(size) for size in model.array(node.input[1]))
-    return before if node.op_type in ("Cast", "Identity", "DequantizeLinear", "Mul") else None
+        sizes = tuple(int(size) for size in model.array(node.input[1]))
+        return sizes if min(sizes, default=1) > 0 else None
+    return before if node.op_type in ("Cast", "Identity", "DequantizeLinear") else None
 
 
 def sliding_window(model: ModelFile) -> int:

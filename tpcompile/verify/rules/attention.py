@@ -39,7 +39,8 @@ def serve(site: Site, queries: Axis, keys: Axis) -> None:
     """Each rank's query heads must be those that its key heads serve, in the same order."""
     repeats = [mine // max(1, theirs) for mine, theirs in zip(queries.lengths, keys.lengths, strict=True)]
     if queries.flat is None or keys.flat is None:
-        raise Undecided("heads of unknown number")
+        site.matched(queries, keys if set(repeats) == {1} else lattice.merged([keys, lattice.alike(repeats)]), "heads")
+        return
     times, rest = divmod(queries.flat[0], max(1, keys.flat[0]))
     served = [
         np.repeat(held, repeat) == mine // max(1, times)

@@ -187,9 +187,10 @@ def _table(*columns: str) -> Table:
 def collective_counts(work: Compilation) -> dict[str, int]:
     """AllReduces and AllGathers of a run under the plan, as the planner counts them."""
     cut = {work.problem.group_of[leaf] for leaf in work.plan.cut.axes}
+    at_doors = sum(count for pair, count in work.problem.door_gathers.items() if cut.issuperset(pair))
     return {
         "all_reduce": math.ceil(sum(count for key, count in work.problem.reductions.items() if key & cut)),
-        "all_gather": math.ceil(sum(count for key, count in work.problem.gathers.items() if key & cut)),
+        "all_gather": at_doors + math.ceil(sum(count for key, count in work.problem.gathers.items() if key & cut)),
     }
 
 

@@ -28,7 +28,7 @@ def faults(shape: Decoder, tp: int, folder: Path) -> list[str]:
     most, bar = max(map(elements, stored(folder, ranks))), largest_rank(shape, tp)
     if most > bar * 1.02:
         found.append(f"{most} elements on the largest rank, by hand {bar}")
-    calls, by_hand = sum(ranks.collectives.values()), collectives(shape)
+    calls, by_hand = sum(ranks.collectives.values()), collectives(shape, tp)
     if calls > by_hand:
         found.append(f"{dict(ranks.collectives)}, by hand {by_hand}")
     return found

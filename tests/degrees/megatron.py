@@ -44,9 +44,12 @@ def largest_rank(shape: Decoder, tp: int) -> int:
     return shape.layers * (heads + ffn) + tables + rest
 
 
-def collectives(shape: Decoder) -> int:
-    """Two AllReduce a layer, one for the embedding, an AllGather of the logits."""
-    return 2 * shape.layers + 2
+def collectives(shape: Decoder, tp: int) -> int:
+    """Two AllReduce a layer, one for the embedding, an AllGather of the logits.
+
+    Where there are too few heads, something else of attention may be cut, for one more a layer.
+    """
+    return (2 if heads_suffice(shape, tp) else 3) * shape.layers + 2
 
 
 def heads_suffice(shape: Decoder, tp: int) -> bool:

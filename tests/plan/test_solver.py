@@ -82,6 +82,9 @@ def collectives(solver: Solver, choice: Choice) -> float:
     for groups, count in problem.gathers.items():
         if groups & choice.keys():
             total += prices.all_gather(count, problem.gathered_bytes[groups], tp)
+    for pair, count in problem.door_gathers.items():
+        if choice.keys() >= set(pair):
+            total += prices.all_gather(count, problem.door_bytes[pair], tp)
     return total
 
 

@@ -82,6 +82,9 @@ class Problem:
     `LARGEST_WEIGHT` each: the many small sums of norms say nothing of what is usual."""
     gathers: dict[frozenset[int], float] = field(default_factory=lambda: defaultdict(float))
     gathered_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
+    door_gathers: Counter[tuple[int, int]] = field(default_factory=Counter)
+    """How many AllGathers a run has if both groups are cut: they stand on two axes of a cache, which lies along one."""
+    door_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
     byte_share: float = 1.0
     """What a byte of a collective counts as, in bytes sent (see `TYPICAL_BYTES_SHARE`)."""
     exclusive: set[tuple[int, int]] = field(default_factory=set)
@@ -275,6 +278,11 @@ def _gathers(
                 needed |= inside & analysis.blocked[node].keys()
         if value in analysis.program.outputs:
             needed |= inside - stays
+            sides = [groups_of(inside.intersection(leaves(dim))) for dim in axes if dim.static and value in cut_doors]
+            for one, other in itertools.combinations(sides, 2):
+                for pair in {(min(a, b), max(a, b)) for a in one for b in other if a != b}:
+                    problem.door_gathers[pair] += 1
+                    problem.door_bytes[pair] += value_bytes(value, nominal)
         if needed:
             groups = groups_of(needed)
             problem.gathers[groups] += runs(value)

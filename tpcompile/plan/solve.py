@@ -183,6 +183,10 @@ class Solver:
             self._switch(groups, price)
         for groups, count in self.problem.gathers.items():
             self._switch(groups, self.prices.all_gather(count, self.sent(self.problem.gathered_bytes[groups]), tp))
+        for pair, count in self.problem.door_gathers.items():
+            price = self.prices.all_gather(count, self.sent(self.problem.door_bytes[pair]), tp)
+            both = [(self.x[group, axes], -1.0) for group in pair for axes in self.subsets if axes]
+            self.rows.add([(self._variable(price, False), 1.0), *both], -1, np.inf)
 
     def sent(self, nbytes: int) -> float:
         """The bytes of collectives as they count."""

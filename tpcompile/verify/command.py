@@ -23,6 +23,7 @@ from tpcompile.verify.compare import Divergence, divergences, whole_output
 from tpcompile.verify.files import Array, Bundle, ModelFile, open_bundle, open_source
 from tpcompile.verify.form import collective_faults, form_faults
 from tpcompile.verify.inputs import TRIALS, default_inputs, read_inputs, with_flags_off, with_negative_ids
+from tpcompile.verify.layers import first_layers
 from tpcompile.verify.layout import follow
 from tpcompile.verify.simulate import Lockstep, Trace
 from tpcompile.verify.source_run import SourceRun
@@ -112,6 +113,7 @@ def verify_bundle(
     inputs: Mapping[str, Array] | Path | None = None,
     allow_links: bool = False,
     memory_bytes: int | None = None,
+    layers: int | None = None,
 ) -> VerifyReport:
     """Check a bundle against the model it was made from.
 
@@ -119,6 +121,7 @@ def verify_bundle(
     name or an .npz file, by default made from the model's inputs, in several sizes. `allow_links`: follow links among
     the source's data files. `memory_bytes`: about what may be held at once; source and ranks are then run part by part,
     each weight loaded while its part runs, and large values go to temporary files (default: no limit, which is faster).
+    `layers`: all checks but that of the form go only to the end of that layer.
 
     Raises:
         Refused: the bundle cannot be read (TP45x, TP501), the source is not found (TP502) or refused (TP2xx), the
@@ -126,6 +129,9 @@ def verify_bundle(
     """
     opened = open_bundle(Path(bundle))
     model = open_source(source, allow_links) if source is not None else _source_beside(opened, allow_links)
+    form = [*form_faults(opened, model), *collective_faults(opened)]
+    if layers is not None:
+        opened, model = first_layers(opened, model, layers)
     tiling = check_tiles(opened, model)
     checks = [
         Check(
@@ -137,7 +143,7 @@ def verify_bundle(
         Check(
             "form",
             f"{opened.tp} rank files, {len(opened.manifest.collectives)} collectives",
-            [*form_faults(opened, model), *collective_faults(opened)],
+            form,
         ),
     ]
     layout, numbers = Check("layout"), Check("numbers")
@@ -317,12 +323,15 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory", type=memory_size, metavar="8GB", help="hold about this much at once: part by part, slower"
     )
+    parser.add_argument(
+        "--layers", type=int, metavar="K", help="check weights, layout and numbers of the first K layers alone"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def verify_command(args: argparse.Namespace) -> int:
     """Run `tpcompile verify`; returns 0 where all is well and 3 where not. Raises what `verify_bundle` raises."""
-    report = verify_bundle(args.bundle, args.source, args.inputs, args.allow_links, args.memory)
+    report = verify_bundle(args.bundle, args.source, args.inputs, args.allow_links, args.memory, args.layers)
     if args.json:
         print(json.dumps(report.to_json(), indent=1))
     else:

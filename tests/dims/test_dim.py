@@ -13,6 +13,7 @@ from tpcompile.dims.dim import (
     Dim,
     blocks,
     concatenation,
+    differing_factors,
     factors,
     identical,
     leaves,
@@ -87,6 +88,15 @@ def test_factors_without_a_common_divisor_do_not_agree() -> None:
     assert unify(columns, product([leaf(4), leaf(6)]))
     assert not unify(columns, product([leaf(3), leaf(8)]))
     assert repr(columns) == "product(4, 6)"
+
+
+def test_what_two_groupings_begin_or_end_with_is_one_even_where_the_rest_is_not() -> None:
+    """32 heads of 80 and 80 blocks of 32: a cut of 16 falls between both."""
+    heads, count = product([leaf(32), leaf(80)]), product([leaf(80), leaf(32)])
+    assert not unify(heads, count)
+    assert repr(heads) == "product(product(16, 2), 80)" and repr(count) == "product(product(16, 5), 32)"
+    assert [list(map(repr, side)) for side in differing_factors(heads, count)] == [["2", "80"], ["5", "32"]]
+    assert differing_factors(product([leaf(4), end := leaf(6)]), product([leaf(3), end]))[0][1] is end
 
 
 def test_a_sum_and_a_product_do_not_agree() -> None:

@@ -199,6 +199,7 @@ def _align_factors(left: list[Dim], right: list[Dim]) -> bool:
         if all(q % p == 0 for p, q in zip(x.sizes, y.sizes, strict=True)):
             x, y, left, right = y, x, right, left
         elif not all(p % q == 0 for p, q in zip(x.sizes, y.sizes, strict=True)):
+            _share_outer(x, y)
             return False
         # x is the larger one: it must be a leaf, which becomes the product of y and what remains
         if x.kind != "leaf":
@@ -209,6 +210,28 @@ def _align_factors(left: list[Dim], right: list[Dim]) -> bool:
         x.kind, x.parts = "product", (y, rest)
         left.append(rest)
     return not left and not right
+
+
+def _share_outer(x: Dim, y: Dim) -> None:
+    """Give two static leaves what they have in common as one outer factor: of 32 heads of 80, 80 blocks of 32, 16."""
+    common = math.gcd(*x.sizes, *y.sizes)
+    if common > 1 and x.static and y.static and x.kind == y.kind == "leaf":
+        outer = Dim((common,) * len(x.sizes))
+        for leaf in (x, y):
+            rest = Dim(tuple(size // common for size in leaf.sizes))
+            leaf.kind, leaf.parts = "product", (outer, rest)
+
+
+def differing_factors(a: Dim, b: Dim) -> tuple[list[Dim], list[Dim]]:
+    """The factors of two dims, without those that both begin or end with if sizes are equal: what must be whole."""
+    left, right = factors(a), factors(b)
+    if a.sizes != b.sizes:
+        return left, right
+    for place in (0, -1):
+        while left and right and identical(left[place], right[place]):
+            left.pop(place)
+            right.pop(place)
+    return left, right
 
 
 def _align_segments(left: list[Dim], right: list[Dim]) -> bool:

@@ -9,7 +9,18 @@ from typing import Any
 import numpy as np
 
 from tpcompile.dims.cut import Cut
-from tpcompile.dims.dim import Dim, blocks, concatenation, identical, leaves, product, root, unify, unify_products
+from tpcompile.dims.dim import (
+    Dim,
+    blocks,
+    concatenation,
+    differing_factors,
+    identical,
+    leaves,
+    product,
+    root,
+    unify,
+    unify_products,
+)
 from tpcompile.graph.program import Node, Value
 
 Axes = list[Dim]
@@ -272,8 +283,8 @@ class Relation:
         for a, b in self.pairs:
             if not identical(a, b):
                 why = f"{root(a)!r} and {root(b)!r} do not line up"
-                block(a, why)
-                block(b, why)
+                for dim in (factor for side in differing_factors(a, b) for factor in side):
+                    block(dim, why)
         operands = list(zip(self.node.inputs, self.inputs, strict=True)) + list(
             zip(self.node.outputs, self.outputs, strict=True)
         )

@@ -50,6 +50,8 @@ class BodySteps(GraphWriter):
     def loop(self, name: str) -> bool:
         """Twice the mean of the value and of one from outside."""
         other = self.other(self.shapes[name].__eq__)
+        if other == name:  # onnxruntime loses a value that a loop both begins with and captures
+            other = self.inner("Neg", [name])
         self.count += 1
         at = f"l{self.count}"
         nodes = [

@@ -87,9 +87,9 @@ def test_no_value_is_summed_or_gathered_twice(name: str, tp: int) -> None:
     assert {value for value, count in times.items() if count > 1} == set()
 
 
-@pytest.mark.parametrize("tp", [2, 4])
-def test_image_patches_take_no_more_than_the_layers(tp: int) -> None:
-    """ViT: 17 places an image; its two classes come out of a product that stays whole."""
-    assert Counter((call.op, call.nbytes) for call in collectives("vit__dynamo", tp)) == {
-        ("all_reduce", f"batch*{17 * 512}"): 4
-    }
+@pytest.mark.parametrize("tp", [2, 3, 4])
+def test_an_image_takes_two_sums_a_layer_and_one_for_its_patches(tp: int) -> None:
+    """ViT: 16 patches, or 17 places with the class; its two classes come out of a product that stays whole."""
+    found = Counter((call.op, call.nbytes) for call in collectives("vit__dynamo", tp))
+    layers, patches = ("all_reduce", f"batch*{17 * 512}"), ("all_reduce", f"batch*{16 * 512}")
+    assert found[layers] == 4 and found[patches] <= 1 and set(found) <= {layers, patches}

@@ -7,8 +7,10 @@ from pathlib import Path
 import onnx
 import pytest
 
+import tpcompile
 from tests.faults.ranks import Ranks
 from tests.rules.sample import Sample
+from tpcompile.errors import Refused
 from tpcompile.verify.command import verify_bundle
 
 SCALES = dict.fromkeys(("up_s", "down_s", "head_s"), (0.001, 0.004))
@@ -71,6 +73,19 @@ def test_blocks_that_do_not_divide_an_axis(tp: int, rows: list[int], tmp_path: P
     assert verify_bundle(ranks.folder, ranks.source).faults == []
 
 
+def test_a_plan_of_blocks_is_read_back_and_refused_where_they_are_too_few(tmp_path: Path) -> None:
+    ranks = Ranks(of(NBITS), 4, tmp_path, pins={"up": "column"})
+    plan = ranks.folder / "plan.toml"
+    assert "blocks = [128, 128, 64, 24]" in plan.read_text()
+    (tmp_path / "again").mkdir()
+    assert Ranks(of(NBITS), 4, tmp_path / "again", plan=plan, objective="balanced").shapes("up") == ranks.shapes("up")
+    with pytest.raises(Refused) as refused:
+        tpcompile.plan(of(NBITS), 7, pins={"up": "column"})
+    assert str(refused.value) == (
+        "TP104 pin 'up=column': the dimension has 6 parts, too few for 7 ranks. Leave out the pin, or use another tp"
+    )
+
+
 @pytest.mark.parametrize("tp", [2, 3, 4])
 def test_a_quantised_table_that_is_embedding_and_head_is_stored_once(tp: int, tmp_path: Path) -> None:
     ranks = Ranks(
@@ -83,6 +98,29 @@ def test_a_quantised_table_that_is_embedding_and_head_is_stored_once(tp: int, tm
         len(ranks.models[0].graph.initializer)
     ] * tp
     assert verify_bundle(ranks.folder, ranks.source).faults == []
+
+
+DYNAMIC = """(float[B, 3, 128] x) => (float[B, 3, 72] y)
+<float[128, 264] up, int8[264, 72] down, float down_s> {
+    a = MatMul(x, up)
+    b = Relu(a)
+    q, s, z = DynamicQuantizeLinear(b)
+    c = MatMulInteger(q, down, z)
+    d = Cast<to = 1>(c)
+    e = Mul(s, down_s)
+    y = Mul(d, e)
+}"""
+"""Activations rounded with the range they have: that of all ranks."""
+
+
+@pytest.mark.parametrize("tp", [2, 3, 4])
+def test_ranks_agree_on_a_range_and_add_whole_numbers(tp: int, tmp_path: Path) -> None:
+    ranks = Ranks(of(DYNAMIC), tp, tmp_path, pins={"up": "column", "down": "row"})
+    assert [shape[0] for shape in ranks.shapes("down")] == [264 // tp] * tp
+    said = [(entry["op"], entry["dtype"], entry["bytes"]) for entry in ranks.manifest()["collectives"]]
+    assert said == [("all_reduce", "float32", "8"), ("all_reduce", "int32", "B*864")]
+    planned = tpcompile.plan(of(DYNAMIC), tp, pins={"up": "column", "down": "row"}).plan
+    assert [group.all_reduces for group in planned.groups if group.axes] == [2]
 
 
 @pytest.mark.parametrize("tp", [2, 3, 4])

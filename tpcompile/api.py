@@ -98,7 +98,7 @@ def compile(
         verify: prove the result against the source before it appears; a bundle that fails is kept as OUT.failed.
         strict: refuse where something would run whole for want of a rule, or nothing is cut.
         objective: "balanced" or "memory".
-        pins: weight name pattern → column, row, vocab or whole.
+        pins: weight name pattern → column, row, vocab, expert or whole.
         outputs: "whole", or "shard" to leave outputs cut.
         sizes: sizes of symbols that costs are computed at, such as {"batch": 1, "past": 2048}.
         plan: a plan.toml to follow.

@@ -142,7 +142,11 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--objective", default="balanced", metavar="balanced|memory", help="what a plan is best at (default: balanced)"
     )
     parser.add_argument(
-        "--pin", action="append", default=[], metavar="GLOB=KIND", help="weights by name: column, row, vocab or whole"
+        "--pin",
+        action="append",
+        default=[],
+        metavar="GLOB=KIND",
+        help="weights by name: column, row, vocab, expert or whole",
     )
     parser.add_argument(
         "--outputs",

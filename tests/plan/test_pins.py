@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import tpcompile
 from tests import zoo
-from tests.plan.models import LIMIT, MIXED, TWO_LAYERS, error_of, held, model
+from tests.plan.models import LIMIT, MIXED, TWO_LAYERS, error_of, feeds, held, model
 from tpcompile.errors import Refused
 
 QUARTERS = [[[0, 9]], [[9, 18]], [[18, 27]], [[27, 36]]]
@@ -42,6 +43,44 @@ def test_the_columns_of_a_convolution_are_its_channels(tmp_path: Path) -> None:
     graph = "(float[batch, 6, 9] x) => (float[batch, 8, m] y) <float[8, 6, 3] kernel> { y = Conv(x, kernel) }"
     tpcompile.compile(model(graph), 2, tmp_path / "b", pins={"kernel": "column"})
     assert held(tmp_path / "b", "kernel") == [[[[0, 4]], None, None], [[[4, 8]], None, None]]
+
+
+ALL_EXPERTS = """(float[batch, 6] x) => (float[batch, 6] y)
+<float[4, 6, 10] up, float[4, 10, 6] down, float[6, 4] router, int64[1] two = {2}, int64[1] first = {0}>
+{ g = MatMul(x, router)  s = Softmax(g)  t = Transpose<perm = [1, 0]>(s)  u = Unsqueeze(t, two)  a = Unsqueeze(x, first)
+  b = MatMul(a, up)  c = Relu(b)  d = MatMul(c, down)  e = Mul(d, u)  y = ReduceSum<keepdims = 0>(e, first) }"""
+"""Four experts compute for every token; what the router gives them weighs their sum."""
+
+PICKED = """(int64[batch] route, float[batch, 1, 6] x) => (float[batch, 1, 5] y) <float[4, 6, 5] experts>
+{ w = Gather(experts, route)  y = MatMul(x, w) }"""
+
+
+def test_experts_of_batched_products_lie_on_some_ranks(tmp_path: Path) -> None:
+    source = model(ALL_EXPERTS)
+    bundle = tpcompile.compile(source, 2, tmp_path / "b", pins={"up": "expert"})
+    halves = [[[[0, 2]], None, None], [[[2, 4]], None, None]]
+    assert (held(tmp_path / "b", "up"), held(tmp_path / "b", "down")) == (halves, halves)
+    assert [call.op for call in bundle.manifest.collectives] == ["all_reduce"]
+    assert error_of(source, tmp_path / "b") <= LIMIT
+
+
+def test_experts_that_a_route_picks_lie_on_some_ranks(tmp_path: Path) -> None:
+    source = model(PICKED)
+    tpcompile.compile(source, 3, tmp_path / "b", pins={"experts": "expert"})
+    parts = [[[0, 2]], [[2, 3]], [[3, 4]]]
+    assert held(tmp_path / "b", "experts") == [[part, None, None] for part in parts]
+    given = feeds(source) | {"route": np.array([3, -4])}
+    assert error_of(source, tmp_path / "b", given) <= LIMIT
+
+
+def test_columns_of_experts_are_not_the_experts(tmp_path: Path) -> None:
+    source = model(PICKED)
+    with pytest.raises(Refused) as caught:
+        tpcompile.plan(source, 2, pins={"experts": "vocab"})
+    assert str(caught.value) == (
+        "TP104 pin 'experts=vocab': experts [4, 6, 5] has no such axis (its axes are expert, column, column). "
+        "Use one of expert, column, whole, or leave the pin out"
+    )
 
 
 def test_everything_pinned_whole(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from fnmatch import fnmatchcase
 
 from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.dim import Dim, leaves
+from tpcompile.dims.relation import Relation
 from tpcompile.errors import Fault, raise_all
 from tpcompile.graph.program import Node, Value
 from tpcompile.plan.problem import Problem
@@ -22,7 +23,8 @@ def pin_wishes(analysis: Analysis, problem: Problem, pins: Sequence[tuple[str, s
     """The wishes of pins ("layers.*.down=row").
 
     column: the output dim of the product is cut over all ranks; row: the dim that is summed over; vocab: the rows that
-    ids look up; whole: nothing of the weight.
+    ids look up; expert: the outermost axis of a weight of three or more, which a batched product keeps or a route
+    looks up; whole: nothing of the weight.
 
     Raises:
         Refused: TP104 a pattern that matches no weight, or a way to lie that the weight does not have.
@@ -58,7 +60,7 @@ def _wishes_of(
 
     if kind == "whole":
         return [Wish(label, (groups(leaf for dim in axes for leaf in leaves(dim)),), False)]
-    roles = [_role(analysis, dim, nodes) for dim in axes]
+    roles = _roles(analysis, axes, nodes)
     if kind not in roles:
         fact = f"{value.name} {[dim.size for dim in axes]} has no such axis (its axes are {', '.join(roles)})"
         return Fault(
@@ -73,6 +75,29 @@ def _wishes_of(
         why = reasons[0] if reasons else "it stands in no dimension that can be cut"
         return Fault("TP104", label, f"{value.name} cannot be cut so: {why}", "Leave the pin out")
     return wishes
+
+
+def _roles(analysis: Analysis, axes: Sequence[Dim], nodes: Sequence[Node]) -> list[str]:
+    """What each axis of a weight is to its readers.
+
+    The outermost of three or more is that of experts where indices pick of it, or a product keeps it beside another.
+    """
+    found = [_role(analysis, dim, nodes) for dim in axes]
+    if len(axes) < 3 or found[0] == "row":
+        return found
+    for node in _readers(nodes):
+        relation = analysis.relations.get(node)
+        kept = [_kept(relation, dim) for dim in axes] if relation is not None else []
+        picked = any(kept) and not kept[0]
+        if picked or (relation is not None and relation.reduced and kept[0] and sum(kept) > 1):
+            found[0] = "expert"
+    return found
+
+
+def _kept(relation: Relation, dim: Dim) -> bool:
+    """Whether an axis stands in what a node makes."""
+    made = {leaf for axes in relation.outputs for axis in axes or () for leaf in leaves(axis)}
+    return not made.isdisjoint(leaf for leaf in leaves(dim) if not leaf.unit)
 
 
 def _role(analysis: Analysis, dim: Dim, nodes: Sequence[Node]) -> str:

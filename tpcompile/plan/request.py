@@ -10,7 +10,7 @@ from pathlib import Path
 from tpcompile.errors import Fault, raise_all
 from tpcompile.plan.cost import OBJECTIVES
 
-PIN_KINDS = ("column", "row", "vocab", "whole")
+PIN_KINDS = ("column", "row", "vocab", "expert", "whole")
 OUTPUT_KINDS = ("whole", "shard")
 REDUCE_DTYPES = ("model", "float32")
 ROLES = ("tokens", "mask", "positions", "logits")

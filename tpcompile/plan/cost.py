@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-ALLREDUCE_SHARE = 0.75
+ALLREDUCE_SHARE = 0.56
 """An AllReduce costs what cutting saves on this share of a mean weight of the products: a tenth of a layer."""
 READS_PER_BYTE = 1.0
 """Bytes read in the time one byte is sent. On a GPU it is about 11 (3.35 TB/s of HBM3, 300 GB/s of NVLink), but what

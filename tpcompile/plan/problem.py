@@ -188,14 +188,18 @@ def _group(problem: Problem, analysis: Analysis) -> None:
 
 
 def _price_measure(problem: Problem, analysis: Analysis) -> None:
-    """The geometric mean of the bytes products read: one wide FFN must not make attention look too small to cut."""
-    found = [
-        largest_stored(node)
-        for node, relation in analysis.relations.items()
-        if relation.reduced and relation.lookup is None
-    ]
-    found = [size for size in found if size and size * 1000 >= max(found)]  # scalars and small tables are no layers
-    problem.mean_product_bytes = math.exp(sum(map(math.log, found)) / len(found)) if found else 0.0
+    """The geometric mean of the bytes products read: one wide FFN must not make attention look too small to cut.
+
+    What one value is multiplied with counts as one, however many weights an exporter made of it: q, k and v, gate and
+    up.
+    """
+    found: dict[Value, float] = defaultdict(float)
+    for node, relation in analysis.relations.items():
+        factor = next((value for value in node.inputs if value is not None and value.weight is None), None)
+        if relation.reduced and relation.lookup is None and factor is not None:
+            found[factor] += largest_stored(node)
+    sizes = [size for size in found.values() if size and size * 1000 >= max(found.values())]  # scalars are no layers
+    problem.mean_product_bytes = math.exp(sum(map(math.log, sizes)) / len(sizes)) if sizes else 0.0
 
 
 def _reductions(

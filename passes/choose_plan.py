@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from tpcompile.dims.cut import Mesh
 from tpcompile.errors import refuse
 from tpcompile.graph.program import Sizes
 from tpcompile.passes.compilation import Compilation
+from tpcompile.plan.balance import spread
 from tpcompile.plan.cost import Prices
 from tpcompile.plan.explain import reasons_left_whole
 from tpcompile.plan.pins import pin_wishes, solve_with
@@ -44,6 +45,7 @@ class ChoosePlan:
             choice, cost = solve_with(solver, wishes)
             reasons = reasons_left_whole(solver, choice, cost, wishes)
             work.plan = make_plan(problem, choice, request.objective, reasons)
+        work.plan = replace(work.plan, cut=spread(work.analysis, work.plan.cut, work.cut_doors))
         if not work.plan.cuts_something and request.tp > 1:
             reason = "cutting anything costs more than it saves" if problem.classes else "nothing in it can be cut"
             if request.plan is not None or request.pins:

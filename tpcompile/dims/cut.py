@@ -72,23 +72,30 @@ class Mesh:
         return [sorted(group, key=lambda rank: self.coordinate(rank, axes)) for group in found.values()]
 
 
-def block(size: int, degree: int, coordinate: int, grain: int = 1) -> tuple[int, int]:
+def block(size: int, degree: int, coordinate: int, grain: int = 1, turn: int = 0) -> tuple[int, int]:
     """(start, stop) of one of `degree` blocks of `size` elements, as even as can be, the larger ones first.
 
-    Blocks start at multiples of `grain`; the last grain of all may be a shorter one.
+    Blocks start at multiples of `grain`; the last grain of all may be a shorter one. With a `turn` the larger blocks
+    are those from that coordinate on, around the end to the beginning.
     """
     quotient, remainder = divmod(-(-size // grain), degree)
-    start = coordinate * quotient + min(coordinate, remainder)
-    stop = start + quotient + (coordinate < remainder)
+    start = coordinate * quotient
+    if remainder:
+        start += sum((k - turn) % degree < remainder for k in range(coordinate))
+    stop = start + quotient + ((coordinate - turn) % degree < remainder)
     return min(start * grain, size), min(stop * grain, size)
 
 
 @dataclass
 class Cut:
-    """Which leaves are cut over which sub-axes of a mesh, and what follows for any dim."""
+    """Which leaves are cut over which sub-axes of a mesh, and what follows for any dim.
+
+    `turns` are those of uneven leaves whose larger blocks are not the first ones.
+    """
 
     mesh: Mesh
     axes: Mapping[Dim, SubAxes]
+    turns: Mapping[Dim, int] = field(default_factory=dict)
     _indices: dict[tuple[Dim, int], Indices] = field(default_factory=dict, repr=False)
     _restricted: dict[frozenset[Dim], Cut] = field(default_factory=dict, repr=False)
 
@@ -100,7 +107,12 @@ class Cut:
         axes = self.of(leaf)
         if not axes:
             return 0, leaf.size
-        return block(leaf.size, self.mesh.degree(axes), self.mesh.coordinate(rank, axes), leaf.grain)
+        place, turn = self.mesh.coordinate(rank, axes), self.turns.get(root(leaf), 0)
+        return block(leaf.size, self.mesh.degree(axes), place, leaf.grain, turn)
+
+    def even(self, leaf: Dim) -> bool:
+        """Whether all blocks of a cut leaf are of one size."""
+        return leaf.size % (self.mesh.degree(self.of(leaf)) * leaf.grain) == 0
 
     def leaves(self, dim: Dim) -> list[Dim]:
         """The leaves of `dim` that are cut, each once, from left to right."""
@@ -109,7 +121,8 @@ class Cut:
     def only(self, kept: frozenset[Dim]) -> Cut:
         """The same cut restricted to some leaves: what a value holds whose other leaves are whole."""
         if kept not in self._restricted:
-            self._restricted[kept] = Cut(self.mesh, {leaf: axes for leaf, axes in self.axes.items() if leaf in kept})
+            axes = {leaf: axes for leaf, axes in self.axes.items() if leaf in kept}
+            self._restricted[kept] = Cut(self.mesh, axes, self.turns)
         return self._restricted[kept]
 
     def index(self, dim: Dim, rank: int) -> Indices:

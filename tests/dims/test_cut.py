@@ -23,6 +23,13 @@ def test_blocks_tile_every_size(degree: int) -> None:
         assert lengths == sorted(lengths, reverse=True) and lengths[0] - lengths[-1] <= 1
 
 
+@pytest.mark.parametrize("turn, lengths", [(0, [4, 4, 3, 3]), (1, [3, 4, 4, 3]), (2, [3, 3, 4, 4]), (3, [4, 3, 3, 4])])
+def test_the_larger_blocks_may_be_any_ranks(turn: int, lengths: list[int]) -> None:
+    edges = [block(14, 4, coordinate, turn=turn) for coordinate in range(4)]
+    assert [stop - start for start, stop in edges] == lengths
+    assert [edge for pair in edges for edge in pair] == sorted(edge for pair in edges for edge in pair)
+
+
 @pytest.mark.parametrize("size, grain, degree, lengths",
                          [(352, 32, 2, [192, 160]), (352, 64, 4, [128, 128, 64, 32]), (170, 32, 3, [64, 64, 42])],
 )  # fmt: skip

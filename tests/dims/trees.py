@@ -40,7 +40,7 @@ def cuts(draw: st.DrawFn) -> tuple[Dim, Cut]:
     chance = random.Random(draw(st.integers(0, 10_000)))
     plan: dict[Dim, SubAxes] = {}
     _choose(tree, mesh, set(mesh.all_axes), chance, plan)
-    return tree, Cut(mesh, plan)
+    return tree, Cut(mesh, plan, {found: chance.randrange(mesh.degree(axes)) for found, axes in plan.items()})
 
 
 def _choose(dim: Dim, mesh: Mesh, free: set[int], chance: random.Random, plan: dict[Dim, SubAxes]) -> set[int]:
@@ -79,9 +79,9 @@ def _holds(top: Dim, element: int, cut: Cut, rank: int) -> bool:
     degree, coordinate = cut.mesh.degree(axes), cut.mesh.coordinate(rank, axes)
     element //= top.grain
     larger, small = top.most_parts % degree, top.most_parts // degree
-    edge = larger * (small + 1)
-    block = element // (small + 1) if element < edge else larger + (element - edge) // small
-    return block == coordinate
+    turned = [(k - cut.turns.get(top, 0)) % degree for k in range(degree)]
+    lengths = [small + 1 if k < larger else small for k in turned]
+    return sum(lengths[:coordinate]) <= element < sum(lengths[: coordinate + 1])
 
 
 @st.composite

@@ -55,7 +55,7 @@ EXPERTS = """(float[6, 32] x, float[6, 5] r) => (float[6, 32] y)
 }"""
 
 
-@pytest.mark.parametrize("tp, rows", [(2, [160, 143]), (3, [128, 96, 79]), (4, [96, 96, 64, 47])])
+@pytest.mark.parametrize("tp, rows", [(2, [160, 143]), (3, [96, 96, 111]), (4, [64, 64, 96, 79])])
 def test_numbers_of_4_bits_are_cut_within_bytes(tp: int, rows: list[int], tmp_path: Path) -> None:
     ranks = Ranks(of(INT4), tp, tmp_path, pins={"up": "column"})
     assert ranks.shapes("up") == [(96, size) for size in rows]
@@ -64,7 +64,7 @@ def test_numbers_of_4_bits_are_cut_within_bytes(tp: int, rows: list[int], tmp_pa
     assert verify_bundle(ranks.folder, ranks.source).faults == []
 
 
-@pytest.mark.parametrize("tp, rows", [(2, [192, 152]), (3, [128, 128, 88]), (4, [128, 128, 64, 24])])
+@pytest.mark.parametrize("tp, rows", [(2, [192, 152]), (3, [128, 128, 88]), (4, [64, 64, 128, 88])])
 def test_blocks_that_do_not_divide_an_axis(tp: int, rows: list[int], tmp_path: Path) -> None:
     ranks = Ranks(of(NBITS), tp, tmp_path, pins={"up": "column"})
     assert ranks.shapes("up") == [(size, 4, 16) for size in rows]

@@ -24,8 +24,9 @@ Stored = tuple[float, list[Dim]]
 def spread(analysis: Analysis, cut: Cut, doors: Iterable[Value]) -> Cut:
     """The cut with the larger blocks of uneven leaves on those ranks that hold the least otherwise.
 
-    The leaf with the most bytes goes first, and the first ranks first where ranks hold the same. Leaves along which a
-    cache (one of `doors`) is cut stay as they are: all layers' caches lie alike.
+    The leaf with the most bytes goes first, each to where the squares of what ranks hold sum up to the least: the
+    largest rank alone says nothing as long as it is not the only one. Where ranks hold the same, the first come first.
+    Leaves along which a cache (one of `doors`) is cut stay as they are: all layers' caches lie alike.
     """
     fixed = {leaf for value in doors for dim in analysis.axes[value] or () for leaf in cut.leaves(dim)}
     uneven = [leaf for leaf in cut.axes if leaf not in fixed and not cut.even(leaf)]
@@ -38,17 +39,18 @@ def spread(analysis: Analysis, cut: Cut, doors: Iterable[Value]) -> Cut:
         stuck = uncut_leaves(analysis, value, nodes)
         held = [dim for dim in axes if cut.leaves(dim) and stuck.isdisjoint(cut.leaves(dim))]
         stored = stored_bytes(value), held
-        total += _held(cut, [stored])
-        for leaf in dict.fromkeys(leaf for dim in held for leaf in cut.leaves(dim)):
-            of_leaf[leaf].append(stored)
+        first = next((leaf for dim in held for leaf in cut.leaves(dim) if leaf in cut.turns), None)
+        if first is None:
+            total += _held(cut, [stored])
+        else:
+            of_leaf[first].append(stored)
     for leaf in sorted(uneven, key=lambda leaf: -sum(nbytes for nbytes, _ in of_leaf[leaf])):
-        others = total - _held(cut, of_leaf[leaf])
         tried = []
         for turn in range(min(cut.mesh.degree(cut.of(leaf)), TURNS)):
             turned = Cut(cut.mesh, cut.axes, {**cut.turns, leaf: turn})
-            tried.append((float((others + _held(turned, of_leaf[leaf])).max()), turn))
+            tried.append((float(np.square(total + _held(turned, of_leaf[leaf])).sum()), turn))
         cut = Cut(cut.mesh, cut.axes, {**cut.turns, leaf: min(tried)[1]})
-        total = others + _held(cut, of_leaf[leaf])
+        total += _held(cut, of_leaf[leaf])
     return cut
 
 

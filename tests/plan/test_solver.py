@@ -180,3 +180,17 @@ def test_what_a_cut_saves_of_what_an_even_one_would(heads: int, kv_heads: int, t
     group = next(g for g, found in enumerate(problem.groups) if found[0].size in (heads, kv_heads, heads // kv_heads))
     (summed,) = (groups for groups in problem.reductions if group in groups and len(groups) > 1)
     assert solver.saving(summed) == pytest.approx(saving, rel=0.02)
+
+
+@pytest.mark.parametrize("tp", [2, 3, 4])
+def test_a_collective_costs_like_experts_and_not_like_their_router(tp: int) -> None:
+    """Of experts that indices pick one is a weight like others: a router alone would make collectives look cheap."""
+    source = model(
+        """(float[batch, 1, 24] x, int64[batch] route) => (float[batch, 1, 24] y)
+        <float[4, 24, 43] up, float[4, 43, 24] down, float[24, 4] router, float[4, 24] back>
+        { u = Gather(up, route)  a = MatMul(x, u)  b = Relu(a)  d = Gather(down, route)  c = MatMul(b, d)
+        g = MatMul(x, router)  h = Softmax(g)  i = MatMul(h, back)  y = Mul(c, i) }"""
+    )
+    work = tpcompile.plan(source, tp)
+    assert collective_counts(work) == {"all_reduce": 1, "all_gather": 0}
+    assert {group.name for group in work.plan.groups if group.axes} == {"up[2]"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import pytest
 
@@ -69,3 +70,23 @@ def test_cache_ranges_swapped_in_the_manifest(tmp_path: Path) -> None:
     report = verify_bundle(bundle, model)
     assert "TP526" in [fault.code for fault in report.checks[2].faults]
     assert "TP531" in [fault.code for fault in report.checks[3].faults]
+
+
+def test_sequences_of_tensors_are_followed(tmp_path: Path) -> None:
+    """A sequence behind a sum over ranks: it has no type that a session's input could be given before it is read."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        g (float[b, 6] x) => (float[b, 5] y) <float[6, 12] up, float[12, 5] down>
+        { e = SequenceEmpty()  a = MatMul(x, up)  r = Relu(a)  d = MatMul(r, down)  t = Tanh(d)
+        f = SequenceInsert(e, t)  s = SequenceInsert(f, d)  y = ConcatFromSequence <axis = 0> (s) }"""
+    )
+    random = np.random.default_rng(1)
+    for name, shape in (("up", (6, 12)), ("down", (12, 5))):
+        values = random.standard_normal(shape).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, name))
+    del model.graph.value_info[:]
+    bundle = tpcompile.compile(model, 2, tmp_path / "out")
+    assert [call.op for call in bundle.manifest.collectives] == ["all_reduce"]
+    report = verify_bundle(tmp_path / "out", model)
+    assert [str(fault) for fault in report.faults] == []
+    assert report.ok and report.trials

@@ -11,6 +11,8 @@ from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.dim import Dim, leaves, root
 from tpcompile.graph.program import Node, Sizes, Value
 
+PICKING = ("Gather", "GatherND")
+
 
 def item_bytes(dtype: str | None) -> float:
     """Bytes of an element by its type's name: 4 for "float32", 1 for "float8_e4m3fn" and "bool", 0.5 for "int4"."""
@@ -75,9 +77,20 @@ def stored_behind(value: Value) -> Value | None:
 
 
 def largest_stored(node: Node) -> float:
-    """Bytes of the largest stored matrix that a node's operands are or are made of, 0 where there is none."""
-    behind = [stored_behind(value) for value in node.inputs if value is not None]
-    return max((stored_bytes(found) for found in behind if found is not None and len(found.sizes or ()) > 1), default=0)
+    """Bytes of the largest stored matrix that a node's operands are or are made of, 0 where there is none.
+
+    Of a weight of three axes or more of which indices pick, as a route does of experts, one is read at a time.
+    """
+    found = 0.0
+    for value in node.inputs:
+        picker = value.producer if value is not None else None
+        behind = stored_behind(value) if value is not None else None
+        picked = stored_behind(picker.inputs[0]) if picker and picker.op in PICKING and picker.inputs[0] else None
+        if behind is not None and len(behind.sizes or ()) > 1:
+            found = max(found, stored_bytes(behind))
+        elif picked is not None and picked.weight is not None and len(picked.weight.shape) > 2:
+            found = max(found, stored_bytes(picked) / picked.weight.shape[0])
+    return found
 
 
 def segments(axes: Sequence[Dim]) -> Iterator[tuple[list[Dim], float]]:

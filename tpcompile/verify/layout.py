@@ -92,11 +92,10 @@ class _Follower:
         found: list[State] = []
         for name in names:
             arrays = self.value(name) if name else []
-            equal = all(
-                a.shape == arrays[0].shape and np.array_equal(a, arrays[0], equal_nan=a.dtype.kind == "f")
-                for a in arrays
-            )
-            found.append(lattice.whole_value(arrays[0].shape, self.bundle.tp) if equal and name else Free.VARIES)
+            if arrays and all(_same_bits(a, arrays[0]) for a in arrays):
+                found.append(lattice.whole_value(getattr(arrays[0], "shape", ()), self.bundle.tp))
+            else:
+                found.append(Free.VARIES)
         return found
 
     def sizes(self, names: list[str]) -> list[State]:
@@ -253,3 +252,10 @@ def follow(bundle: Bundle, tiling: Tiling, trace: Trace, shapes: Mapping[str, tu
     follower.graph([model.graph for model in bundle.ranks])
     follower.end()
     return follower.found
+
+
+def _same_bits(a: Array | list[Array], b: Array | list[Array]) -> bool:
+    """Whether two ranks hold the same tensor, or the same sequence of tensors, which onnxruntime gives as a list."""
+    if isinstance(a, list) or isinstance(b, list):
+        return type(a) is type(b) and len(a) == len(b) and all(map(_same_bits, a, b))
+    return a.shape == b.shape and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")

@@ -200,16 +200,23 @@ class _Stage:
 
 
 def _staged(model: ModelFile, graph: onnx.GraphProto, shelf: Shelf) -> list[_Stage]:
-    """The stages of one rank; a value's stage is the latest one of what it is made from."""
+    """The stages of one rank; a value's stage is the latest one of what it is made from.
+
+    An empty sequence is made where it is first read: as an input of a session it would have no type.
+    """
+    empty = {node.output[0]: node for node in graph.node if node.op_type == "SequenceEmpty"}
     stage: dict[str, int] = {}
     nodes: dict[int, list[onnx.NodeProto]] = {}
     joints: dict[int, list[onnx.NodeProto]] = {}
     for node in graph.node:
+        if node.op_type == "SequenceEmpty":
+            continue
         joint = is_joint(node)
         if not joint and holds_collective(node):
             fact = f"a collective inside the body of {node.op_type} cannot be simulated"
             raise refuse("TP530", f"{model.name}: {node.name}", fact, REMEDY)
         now = max((stage.get(name, 0) for name in reads(node)), default=0)
+        nodes.setdefault(now, []).extend(empty.pop(name) for name in reads(node) if name in empty)
         (joints if joint else nodes).setdefault(now, []).append(node)
         stage.update(dict.fromkeys(node.output, now + joint))
     last = max([0, *stage.values()])

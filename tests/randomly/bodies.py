@@ -48,10 +48,9 @@ class BodySteps(GraphWriter):
         return helper.make_graph(nodes, side, [], made)
 
     def loop(self, name: str) -> bool:
-        """Twice the mean of the value and of one from outside."""
-        other = self.other(self.shapes[name].__eq__)
-        if other == name:  # onnxruntime loses a value that a loop both begins with and captures
-            other = self.inner("Neg", [name])
+        """Twice the mean of a value and of one from outside."""
+        other = self.inner("Neg", [self.other(self.shapes[name].__eq__)])
+        start = self.inner("Neg", [name])  # onnxruntime loses a value that a loop begins with and that others read too
         self.count += 1
         at = f"l{self.count}"
         nodes = [
@@ -69,7 +68,7 @@ class BodySteps(GraphWriter):
             helper.make_tensor_value_info(f"{at}w", TensorProto.FLOAT, None),
         ]
         twice, go = self.stored(np.array(2, np.int64)), self.stored(np.array(True))
-        self.add("Loop", [twice, go, name], self.shapes[name], body=helper.make_graph(nodes, "body", given, made))
+        self.add("Loop", [twice, go, start], self.shapes[name], body=helper.make_graph(nodes, "body", given, made))
         return True
 
     def dequantized(self, name: str) -> bool:

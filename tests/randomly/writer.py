@@ -48,7 +48,7 @@ class GraphWriter:
 
     def __init__(self, seed: int) -> None:
         self.random = np.random.default_rng(seed)
-        self.opset = (20, 17, 13, 11)[seed % 4]
+        self.opset = (23, 20, 17, 13, 11)[seed % 5]
         self.nodes: list[onnx.NodeProto] = []
         self.weights: list[onnx.TensorProto] = []
         self.shapes: dict[str, Shape] = {}

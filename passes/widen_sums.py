@@ -1,4 +1,4 @@
-"""Sum in float32 what is computed in half precision, where the user asks for it."""
+"""Sum in float32 what is computed in half precision."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ NARROW = ("float16", "bfloat16")
 
 @dataclass(frozen=True)
 class WidenSums:
-    """Needs the program of all ranks. With reduce_dtype "float32", sums of narrower floats stand between two Casts.
+    """Needs the program of all ranks. Sums of floats narrower than float32 stand between two Casts then.
 
-    Each rank's part is rounded once, as its product makes it; what the ranks add up is not rounded between.
+    What the ranks add up is not rounded between, and where a runtime computes products in float32 anyway, as ONNX
+    Runtime does on CPUs, no part is rounded before it is added. With reduce_dtype "model" nothing is changed.
     """
 
     name: ClassVar[str] = "widen sums"

@@ -92,9 +92,9 @@ def _parser(command: str) -> argparse.ArgumentParser:
         )
         parser.add_argument(
             "--reduce-dtype",
-            default="model",
-            metavar="model|float32",
-            help="how ranks sum float16 and bfloat16: as they are (default), or in float32",
+            default="float32",
+            metavar="float32|model",
+            help="how ranks sum float16 and bfloat16: in float32 (default), or as they are, which sends half the bytes",
         )
         parser.add_argument("--hash", action="store_true", help="add sha256 of the weight files to bundle.json")
     elif command == "plan":

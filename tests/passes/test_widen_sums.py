@@ -47,15 +47,15 @@ def summed(folder: Path) -> list[str]:
     return found
 
 
-def test_as_they_are_by_default(tmp_path: Path) -> None:
-    bundle = tpcompile.compile(half_model(), 2, tmp_path / "b")
+def test_as_they_are_where_asked_for(tmp_path: Path) -> None:
+    bundle = tpcompile.compile(half_model(), 2, tmp_path / "b", reduce_dtype="model")
     assert summed(tmp_path / "b") == ["MatMul FLOAT16 Tanh"]
     assert [(call.dtype, call.bytes) for call in bundle.manifest.collectives] == [("float16", "batch*20")]
 
 
-def test_in_float32_where_asked_for(tmp_path: Path) -> None:
+def test_in_float32_by_default(tmp_path: Path) -> None:
     source = half_model()
-    bundle = tpcompile.compile(source, 2, tmp_path / "b", reduce_dtype="float32", verify=True)
+    bundle = tpcompile.compile(source, 2, tmp_path / "b", verify=True)
     assert summed(tmp_path / "b") == ["Cast FLOAT Cast"]
     assert [(call.dtype, call.bytes) for call in bundle.manifest.collectives] == [("float32", "batch*40")]
     x = np.random.default_rng(SEED).standard_normal((3, 8)).astype(np.float16)

@@ -12,7 +12,7 @@ from tpcompile.plan.cost import OBJECTIVES
 
 PIN_KINDS = ("column", "row", "vocab", "expert", "whole")
 OUTPUT_KINDS = ("whole", "shard")
-REDUCE_DTYPES = ("model", "float32")
+REDUCE_DTYPES = ("float32", "model")
 ROLES = ("tokens", "mask", "positions", "logits")
 LARGEST_TP = 1024
 
@@ -30,7 +30,7 @@ class Request:
         plan: a plan.toml to follow instead of solving.
         state: cache input → output that replaces it.
         roles: role → name of an input or output.
-        reduce_dtype: "model", or "float32" to sum half precision in float32 within the rank files.
+        reduce_dtype: "float32" to sum half precision in float32 within the rank files, or "model" to sum it as it is.
         strict: refuse where an operator without a rule, or nothing to cut, would make a rank run a whole model.
     """
 
@@ -42,7 +42,7 @@ class Request:
     plan: Path | None = None
     state: Mapping[str, str] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
-    reduce_dtype: str = "model"
+    reduce_dtype: str = "float32"
     strict: bool = False
 
     def __post_init__(self) -> None:

@@ -104,8 +104,8 @@ def compile(
         plan: a plan.toml to follow.
         state: cache input → the output that replaces it.
         roles: role (tokens, mask, positions, logits) → input or output.
-        reduce_dtype: "float32" to sum float16 and bfloat16 in float32, or "model" to sum them as they are: half the bytes,
-            about ten times the rounding.
+        reduce_dtype: "float32" to sum float16 and bfloat16 in float32, or "model" to sum them as they are: half the
+            bytes, about ten times the rounding.
         allow_links: follow links among the model's data files.
         hash_data: add sha256 of weight files to the manifest.
         example_inputs, input_names, output_names, dynamic: for torch models, as `torch.onnx.export` takes them.

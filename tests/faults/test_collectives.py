@@ -41,14 +41,15 @@ def test_j5_what_is_gathered_keeps_its_type_as_the_last_node_too(dtype: str, tp:
 
 
 @pytest.mark.parametrize("tp", [2, 3])
-def test_j5_a_sum_of_half_precision_is_of_the_values_type(
-    tp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("asked", "sent"), [("float32", "float32"), ("model", "float16")])
+def test_j5_a_sum_of_half_precision_is_of_the_type_asked_for(
+    asked: str, sent: str, tp: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = """(float16[B, 5] x) => (float16[B, 7] y) <float16[5, 12] w, float16[12, 7] v>
 { m = MatMul(x, w) t = Relu(m) y = MatMul(t, v) }"""
     monkeypatch.setattr("tests.faults.ranks.LIMIT", 5e-3)
-    ranks = Ranks(model(text), tp, tmp_path, objective="balanced", pins={"v": "row"})
-    assert [(call["op"], call["dtype"]) for call in ranks.manifest()["collectives"]] == [("all_reduce", "float16")]
+    ranks = Ranks(model(text), tp, tmp_path, objective="balanced", pins={"v": "row"}, reduce_dtype=asked)
+    assert [(call["op"], call["dtype"]) for call in ranks.manifest()["collectives"]] == [("all_reduce", sent)]
 
 
 BRANCHES = """(float[B, 5] x, CONDITION) => (float[B, 7] y) <float[5, 12] w, float[12, 7] v, float[12, 7] u,

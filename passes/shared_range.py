@@ -35,5 +35,5 @@ def quantize_with_shared_range(
     signs = emitter.constant("tpcompile.signs", np.array([1, -1], np.float32))
     both = emitter.node("Mul", [shared, signs], emitter.name(f"{result}.range"))
     kept = [emitter.name(f"{result}.range.quantized"), *outputs[1:]]
-    emitter.program.nodes.append(LocalNode(node.op, node.domain, f"{node.name}.range", [both], kept))
+    emitter.append(LocalNode(node.op, node.domain, f"{node.name}.range", [both], kept))
     emitter.node("QuantizeLinear", [x, *outputs[1:]], result)

@@ -28,4 +28,12 @@ SAMPLES = [
         free="u[1] u[2]",
         note="within an If",
     ),
+    Sample(
+        "If",
+        """(float[b, 6, 10] x, bool c) => (uint8[] y)
+        { y = If(c) <then_branch = t () => (uint8[] p) { p, s, z = DynamicQuantizeLinear(x) },
+                     else_branch = e () => (uint8[] q) { n = Neg(x) q, u, v = DynamicQuantizeLinear(n) }> }""",
+        free="p[1] p[2]",
+        note="of ranges that ranks agree on",
+    ),
 ]

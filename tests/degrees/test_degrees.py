@@ -32,6 +32,8 @@ CASES: list[tuple[int, int, int, dict[str, Any]]] = [
     (8, 3, 3, {"written": "onnx", "ffn": 11 * 7}),
     (5, 6, 3, {"caches": False, "ffn": 352}),
     (7, 20, 4, {"biases": True}),
+    (6, 16, 2, {"head_size": 16, "head_norms": True, "biases": True}),
+    (3, 12, 1, {"head_size": 10, "written": "onnx", "tied": True, "vocabulary": 623}),
     (8, 5, 5, {"head_size": 6, "hidden": 30, "ffn": 78, "vocabulary": 1051}),
 ]
 

@@ -229,9 +229,12 @@ def _reductions(
             problem.reductions[groups] += runs(value)
             problem.reduced_bytes[groups] += value_bytes(value, nominal)
             found.append((groups, value_bytes(value, prompt), runs(value)))
-            if any(largest_stored(node) for node in flow.sources[value]):
-                of_products.append(found[-1][1])
-                sent.append(value_bytes(value, nominal))
+            for node in flow.sources[value]:  # rows of rotary tables are narrow and many: they say nothing of layers
+                read = largest_stored(node)
+                if read and (analysis.relations[node].lookup is None or read >= problem.mean_product_bytes):
+                    of_products.append(found[-1][1])
+                    sent.append(value_bytes(value, nominal))
+                    break
     for node, relation in analysis.relations.items():
         blocked, scale = analysis.blocked[node], node.outputs[1:2]
         if relation.ranged and scale[0] is not None:  # two numbers: the ends of the range

@@ -100,6 +100,27 @@ def test_crowded_ranks_are_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert mpirun.mpirun_command(["x"], 3)[1:] == ["--oversubscribe", "--bind-to", "none", "-n", "3", "x"]
 
 
+@pytest.mark.parametrize(
+    ("failures", "code", "said"), [(2, 0, ""), (3, 4, "TP612 run: mpirun ended with exit code 213")]
+)
+def test_mpirun_that_starts_nothing_is_started_again(
+    failures: int,
+    code: int,
+    said: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+) -> None:
+    """Open MPI's own server fails now and then where several runs start at one moment."""
+    seen, stubborn = tmp_path / "seen", tmp_path / "mpirun"
+    stubborn.write_text(f"#!/bin/sh\necho x >> {seen}\n[ $(wc -l < {seen}) -gt {failures} ] || exit 213\n")
+    stubborn.chmod(0o755)
+    monkeypatch.setattr(mpirun, "mpirun", lambda: str(stubborn))
+    assert launch.run_ranks(["anything"], 2) == code
+    assert len(seen.read_text().splitlines()) == 3
+    assert said in capsys.readouterr().err
+
+
 def test_npz_refuses_pickles_and_junk(tmp_path: Path) -> None:
     np.savez(tmp_path / "p.npz", a=np.array([object()]))
     with pytest.raises(Refused, match=r"^TP609 .*p\.npz: cannot be read as \.npz \(Object arrays cannot be loaded"):

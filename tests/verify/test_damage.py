@@ -464,7 +464,8 @@ def reduced_after_the_residual(model: onnx.ModelProto) -> None:
 
 def parts_turned(model: onnx.ModelProto) -> None:
     """The part of rank 1 comes first."""
-    store(model, made_by(model, "logits.ordered").input[1], np.roll(np.arange(503), 251))
+    order = made_by(model, "logits.ordered").input[1]
+    store(model, order, np.roll(stored(model, order), 251))
 
 
 def one_row_less_held(model: onnx.ModelProto) -> None:

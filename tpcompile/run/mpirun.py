@@ -21,6 +21,8 @@ from tpcompile.run.mpi import cores, place
 from tpcompile.run.watchdog import BOARD, memory_folder, open_board, write_board
 
 PR_SET_PDEATHSIG = 1
+STARTED_NOTHING = 213
+"""Exit code of Open MPI's mpirun where its own server could not be set up (PMIx says -43); no rank has it."""
 ROOT_SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 

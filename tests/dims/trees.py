@@ -40,7 +40,11 @@ def cuts(draw: st.DrawFn) -> tuple[Dim, Cut]:
     chance = random.Random(draw(st.integers(0, 10_000)))
     plan: dict[Dim, SubAxes] = {}
     _choose(tree, mesh, set(mesh.all_axes), chance, plan)
-    return tree, Cut(mesh, plan, {found: chance.randrange(mesh.degree(axes)) for found, axes in plan.items()})
+
+    def at_random() -> int:
+        return chance.randrange(8)
+
+    return tree, Cut(mesh, plan, {found: (at_random(), at_random()) for found in plan})
 
 
 def _choose(dim: Dim, mesh: Mesh, free: set[int], chance: random.Random, plan: dict[Dim, SubAxes]) -> set[int]:
@@ -79,9 +83,10 @@ def _holds(top: Dim, element: int, cut: Cut, rank: int) -> bool:
     degree, coordinate = cut.mesh.degree(axes), cut.mesh.coordinate(rank, axes)
     element //= top.grain
     larger, small = top.most_parts % degree, top.most_parts // degree
-    turned = [(k - cut.turns.get(top, 0)) % degree for k in range(degree)]
-    lengths = [small + 1 if k < larger else small for k in turned]
-    return sum(lengths[:coordinate]) <= element < sum(lengths[: coordinate + 1])
+    turn, moved = cut.turns.get(top, (0, 0))
+    lengths = [small + 1 if (k - turn) % degree < larger else small for k in range(degree)]
+    place = (coordinate + moved) % degree
+    return sum(lengths[:place]) <= element < sum(lengths[: place + 1])
 
 
 @st.composite

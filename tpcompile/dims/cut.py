@@ -90,12 +90,13 @@ def block(size: int, degree: int, coordinate: int, grain: int = 1, turn: int = 0
 class Cut:
     """Which leaves are cut over which sub-axes of a mesh, and what follows for any dim.
 
-    `turns` are those of uneven leaves whose larger blocks are not the first ones.
+    `turns` are those of uneven leaves whose larger blocks are not the first ones: (the turn of `block`, by how many
+    coordinates the blocks themselves are moved on).
     """
 
     mesh: Mesh
     axes: Mapping[Dim, SubAxes]
-    turns: Mapping[Dim, int] = field(default_factory=dict)
+    turns: Mapping[Dim, tuple[int, int]] = field(default_factory=dict)
     _indices: dict[tuple[Dim, int], Indices] = field(default_factory=dict, repr=False)
     _restricted: dict[frozenset[Dim], Cut] = field(default_factory=dict, repr=False)
 
@@ -107,8 +108,8 @@ class Cut:
         axes = self.of(leaf)
         if not axes:
             return 0, leaf.size
-        place, turn = self.mesh.coordinate(rank, axes), self.turns.get(root(leaf), 0)
-        return block(leaf.size, self.mesh.degree(axes), place, leaf.grain, turn)
+        (turn, moved), degree = self.turns.get(root(leaf), (0, 0)), self.mesh.degree(axes)
+        return block(leaf.size, degree, (self.mesh.coordinate(rank, axes) + moved) % degree, leaf.grain, turn)
 
     def even(self, leaf: Dim) -> bool:
         """Whether all blocks of a cut leaf are of one size."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -15,7 +16,7 @@ from tpcompile.graph.program import Value
 from tpcompile.plan.uses import stored_bytes, uncut_leaves, weight_uses
 
 TURNS = 64
-"""How many ranks may come first, at most."""
+"""How many ways to lay out one leaf are tried, at most."""
 
 Stored = tuple[float, list[Dim]]
 """Bytes of a stored tensor, and its dims."""
@@ -32,7 +33,7 @@ def spread(analysis: Analysis, cut: Cut, doors: Iterable[Value]) -> Cut:
     uneven = [leaf for leaf in cut.axes if leaf not in fixed and not cut.even(leaf)]
     if not uneven:
         return cut
-    cut = Cut(cut.mesh, cut.axes, dict.fromkeys(uneven, 0))
+    cut = Cut(cut.mesh, cut.axes, dict.fromkeys(uneven, (0, 0)))
     of_leaf: dict[Dim, list[Stored]] = defaultdict(list)
     total = np.zeros(cut.mesh.tp)
     for value, axes, nodes in weight_uses(analysis):
@@ -46,10 +47,14 @@ def spread(analysis: Analysis, cut: Cut, doors: Iterable[Value]) -> Cut:
             of_leaf[first].append(stored)
     for leaf in sorted(uneven, key=lambda leaf: -sum(nbytes for nbytes, _ in of_leaf[leaf])):
         tried = []
-        for turn in range(min(cut.mesh.degree(cut.of(leaf)), TURNS)):
-            turned = Cut(cut.mesh, cut.axes, {**cut.turns, leaf: turn})
-            tried.append((float(np.square(total + _held(turned, of_leaf[leaf])).sum()), turn))
-        cut = Cut(cut.mesh, cut.axes, {**cut.turns, leaf: min(tried)[1]})
+        degree = cut.mesh.degree(cut.of(leaf))
+        orders = range(degree if leaf.size % leaf.grain else 1)  # a shorter grain makes blocks of more than two sizes
+        for moved, turn in itertools.islice(itertools.product(orders, range(degree)), TURNS):
+            turned = Cut(cut.mesh, cut.axes, {**cut.turns, leaf: (turn, moved)})
+            held_then = np.rint(total + _held(turned, of_leaf[leaf])).tolist()
+            tried.append((sum(int(nbytes) ** 2 for nbytes in held_then), moved, turn))
+        _, moved, turn = min(tried)
+        cut = Cut(cut.mesh, cut.axes, {**cut.turns, leaf: (turn, moved)})
         total += _held(cut, of_leaf[leaf])
     return cut
 

@@ -74,6 +74,9 @@ class Problem:
     weights: Counter[frozenset[int]] = field(default_factory=Counter)
     """Bytes by the groups that cut them."""
     caches: Counter[frozenset[int]] = field(default_factory=Counter)
+    short_caches: Counter[frozenset[int]] = field(default_factory=Counter)
+    """The same, where each counts as a mean weight at most, and only along the first axis of fixed size after the
+    batch: the heads."""
     reductions: dict[frozenset[int], float] = field(default_factory=lambda: defaultdict(float))
     """How many AllReduces a run has if any of the groups is cut; one in a branch of an If counts half."""
     reduced_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
@@ -145,14 +148,18 @@ def build_problem(
             problem.weights[groups_of([leaf for leaf in segment if leaf not in stuck])] += round(
                 size * item_bytes(value.dtype)
             )
+    _price_measure(problem, analysis)
     for value in cut_doors:
         held = analysis.axes[value]
         if held is not None and value in analysis.program.inputs:
+            counted = min(1.0, problem.mean_product_bytes / max(value_bytes(value, nominal), 1))
+            heads = set(leaves(next((dim for dim in held[1:] if dim.static), held[-1]))) if held else set()
             for segment, size in segments(
                 [Dim((nominal(dim.sizes),) * len(dim.sizes)) if not dim.static else dim for dim in held]
             ):
                 problem.caches[groups_of(segment)] += round(size * item_bytes(value.dtype))
-    _price_measure(problem, analysis)
+                nbytes = round(counted * size * item_bytes(value.dtype))
+                problem.short_caches[groups_of(heads.intersection(segment))] += nbytes
     _reductions(problem, analysis, groups_of, nominal, prompt)
     _gathers(problem, analysis, cut_doors, groups_of, nominal)
     _constraints(problem, analysis, groups_of)

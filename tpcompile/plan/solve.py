@@ -71,8 +71,7 @@ class Solver:
         self.rows = _Rows()
         self.x: dict[tuple[int, SubAxes], int] = {}
         self.stored: Counter[frozenset[int]] = Counter(problem.weights)
-        if prices.caches:
-            self.stored += problem.caches
+        self.stored += problem.caches if prices.caches else problem.short_caches
         self._cuts()
         self._weights()
         self._collectives()

@@ -28,6 +28,11 @@ def defined_names(graph: GraphProto) -> set[str]:
     return names
 
 
+def read_names(node: NodeProto) -> list[str]:
+    """Every value that a node reads: its operands, then what its subgraphs read from outside."""
+    return [*filter(None, node.input), *captured_names(node)]
+
+
 def captured_names(node: NodeProto) -> list[str]:
     """The outer values that a node's subgraphs read, each once, in the order of first reading."""
     found: dict[str, None] = {}

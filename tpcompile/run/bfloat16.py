@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from tpcompile.run.split import subgraphs
+from tpcompile.graph.scopes import subgraphs
 
 BFLOAT16 = onnx.TensorProto.BFLOAT16
 FLOAT = onnx.TensorProto.FLOAT

@@ -20,10 +20,11 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 
 from tpcompile.bundle.manifest import IOEntry, Manifest
 from tpcompile.errors import refuse
+from tpcompile.graph.scopes import subgraphs
 from tpcompile.run import arrays
 from tpcompile.run.mpi import World
-from tpcompile.run.split import holds_collective, subgraphs
 from tpcompile.run.tensors import Array, to_numpy
+from tpcompile.targets.collectives import holds_collective
 
 FILE_NAME = "dump.json"
 
@@ -79,9 +80,8 @@ def _placed(entry: IOEntry) -> dict[str, Any] | None:
 
 
 def _values(graph: onnx.GraphProto) -> Iterator[tuple[str, str]]:
-    """Every value that a rank can show, with its node: those of the graph, and of branches that hold collectives."""
+    """Every value that a rank can show, with its node: the graph's, and those of branches if one holds collectives."""
     for node in graph.node:
-        for inner in subgraphs(node):
-            if holds_collective(inner):
-                yield from _values(inner)
+        for inner in subgraphs(node) if holds_collective(node) else ():
+            yield from _values(inner)
         yield from ((name, f"{node.op_type} {node.name}".strip()) for name in node.output if name)

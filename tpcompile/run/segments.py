@@ -17,10 +17,11 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 
 from tpcompile.bundle.manifest import RankEntry
 from tpcompile.errors import Fault, RankFailed, refuse
+from tpcompile.graph.scopes import subgraphs
 from tpcompile.run.bfloat16 import compute_in_float32
 from tpcompile.run.dump import Dump
 from tpcompile.run.mpi import World, perform
-from tpcompile.run.split import Branch, Choice, Segment, Stage, collectives, split, subgraphs
+from tpcompile.run.split import Branch, Choice, Segment, Stage, collectives, split
 from tpcompile.run.tensors import ELEMENT_OF_ORT, view
 from tpcompile.run.watchdog import Watchdog
 from tpcompile.targets.collectives import DOMAIN, Collective

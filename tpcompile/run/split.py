@@ -16,7 +16,8 @@ from dataclasses import dataclass
 import onnx
 
 from tpcompile.errors import refuse
-from tpcompile.targets.collectives import Collective, is_collective, read_collective
+from tpcompile.graph.scopes import outer_names, read_names
+from tpcompile.targets.collectives import Collective, holds_collective, is_collective, is_joint, read_collective
 
 RANDOM = {"RandomNormal", "RandomUniform", "Bernoulli", "Multinomial", "RandomNormalLike", "RandomUniformLike"}
 NARROW = (
@@ -82,29 +83,6 @@ class Choice:
 Stage = Segment | Exchange | Choice
 
 
-def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs in a node's attributes (branches, bodies)."""
-    for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.GRAPH:
-            yield attribute.g
-        yield from attribute.graphs
-
-
-def reads(node: onnx.NodeProto) -> list[str]:
-    """Names a node reads, those that its subgraphs capture from outside included."""
-    return [name for name in node.input if name] + [name for graph in subgraphs(node) for name in captures(graph)]
-
-
-def captures(graph: onnx.GraphProto) -> list[str]:
-    """Names that a branch or body reads from outside, those that its own subgraphs capture included."""
-    names: list[str] = []
-    local = {value.name for value in [*graph.input, *graph.initializer]}
-    for node in graph.node:
-        names += [name for name in reads(node) if name not in local]
-        local.update(node.output)
-    return names + [value.name for value in graph.output if value.name not in local]
-
-
 def split(graph: onnx.GraphProto, shown: Container[str] = ()) -> list[Stage]:
     """The stages of `graph` in the order they run. Nodes must be in topological order, as ONNX demands.
 
@@ -137,7 +115,7 @@ class _Splitter:
         self.given = {value.name for value in graph.input} - self.stored.keys()
         self.outputs = [value.name for value in graph.output]
         self.place = {id(node): index for index, node in enumerate(nodes)}
-        self.reads = {id(node): reads(node) for node in nodes}
+        self.reads = {id(node): read_names(node) for node in nodes}
         self.level = dict.fromkeys(self.given, 0)
         self.fixed: dict[str, onnx.NodeProto] = {}
         self.moving: list[onnx.NodeProto] = []
@@ -151,16 +129,16 @@ class _Splitter:
             for name in self.reads[id(node)]:
                 self.uses[name] = self.uses.get(name, 0) + 1
                 # A collective reads at the level of its input: after the segment, so its input must leave it.
-                at = self._depth(node) + (0.5 if _is_joint(node) else 0)
+                at = self._depth(node) + (0.5 if is_joint(node) else 0)
                 self.last_read[name] = max(self.last_read.get(name, 0), at)
 
     def _settle(self, node: onnx.NodeProto) -> None:
         """Sort `node` among the fixed or the moving, the latter with a level."""
         levels = [self.level[name] for name in self.reads[id(node)] if name in self.level]
         made = [name for name in node.output if name]
-        if levels or _is_joint(node) or node.op_type in RANDOM:
+        if levels or is_joint(node) or node.op_type in RANDOM:
             self.moving.append(node)
-            self.level.update(dict.fromkeys(made, max(levels, default=0) + _is_joint(node)))
+            self.level.update(dict.fromkeys(made, max(levels, default=0) + is_joint(node)))
         else:
             self.fixed.update(dict.fromkeys(made, node))
 
@@ -169,7 +147,7 @@ class _Splitter:
         first_read: dict[str, int] = dict.fromkeys(self.outputs, 0)
         for node in reversed(self.moving):
             made = [name for name in node.output if name]
-            if not _is_joint(node) and node.op_type not in RANDOM:
+            if not is_joint(node) and node.op_type not in RANDOM:
                 readers = [first_read[name] for name in made if name in first_read]
                 self.level.update(dict.fromkeys(made, max(self._depth(node), min(readers, default=0))))
             for name in self.reads[id(node)]:
@@ -178,14 +156,14 @@ class _Splitter:
     def _depth(self, node: onnx.NodeProto) -> int:
         """After how many collectives `node` runs."""
         first = next(name for name in node.output if name)
-        return self.level[first] - _is_joint(node)
+        return self.level[first] - is_joint(node)
 
     def stages(self) -> Iterator[Stage]:
         depths = range(1 + max(self.level.values(), default=0))
         own: list[list[onnx.NodeProto]] = [[] for _ in depths]
         after: list[list[onnx.NodeProto]] = [[] for _ in depths]
         for node in self.moving:
-            (after if _is_joint(node) else own)[self._depth(node)].append(node)
+            (after if is_joint(node) else own)[self._depth(node)].append(node)
         for depth in depths:
             yield from self._segment(depth, own[depth], after)
             for node in after[depth]:
@@ -201,7 +179,7 @@ class _Splitter:
 
     def _branch(self, inner: onnx.GraphProto) -> Branch:
         """A branch as a graph of its own, cut into stages."""
-        captured = list(dict.fromkeys(captures(inner)))
+        captured = outer_names(inner)
         fixed = sorted(self._fixed_below(captured), key=lambda node: self.place[id(node)])
         read = dict.fromkeys(captured + [name for node in fixed for name in self.reads[id(node)]])
         graph = onnx.GraphProto(name=inner.name, value_info=inner.value_info, output=inner.output)
@@ -269,20 +247,10 @@ def _widened(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 def _refuse_collectives_in_loops(nodes: Sequence[onnx.NodeProto]) -> None:
     for node in nodes:
-        if node.op_type != "If" and any(map(holds_collective, subgraphs(node))):
+        if node.op_type != "If" and holds_collective(node):
             raise refuse(
                 "TP602",
                 f"{node.op_type} {node.name or node.output[0]}",
                 "holds collectives inside, and how often its body runs may differ between ranks",
                 "Compile the model again; tpcompile leaves whole what a loop computes",
             )
-
-
-def _is_joint(node: onnx.NodeProto) -> bool:
-    """Whether all ranks must come to this node together: a collective, or an If that holds some."""
-    return is_collective(node) or any(map(holds_collective, subgraphs(node)))
-
-
-def holds_collective(graph: onnx.GraphProto) -> bool:
-    """Whether a branch or body holds collectives, however deep."""
-    return any(map(_is_joint, graph.node))

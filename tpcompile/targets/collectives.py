@@ -14,6 +14,7 @@ import onnx
 from onnx import TypeProto, defs
 
 from tpcompile.errors import refuse
+from tpcompile.graph.scopes import subgraphs
 
 OP_TYPE = "DistCollective"
 DOMAIN = "tpcompile"
@@ -128,6 +129,16 @@ def make_collective(
 def is_collective(node: onnx.NodeProto) -> bool:
     """Whether a node is a `DistCollective` of our domain."""
     return node.op_type == OP_TYPE and node.domain == DOMAIN
+
+
+def holds_collective(node: onnx.NodeProto) -> bool:
+    """Whether a collective stands in a graph within the node, however deep."""
+    return any(is_collective(inner) or holds_collective(inner) for graph in subgraphs(node) for inner in graph.node)
+
+
+def is_joint(node: onnx.NodeProto) -> bool:
+    """Whether all ranks must come to this node together: a collective, or a node that holds some."""
+    return is_collective(node) or holds_collective(node)
 
 
 def read_collective(node: onnx.NodeProto) -> Collective:

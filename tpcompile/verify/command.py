@@ -18,7 +18,8 @@ from rich.table import Table
 
 from tpcompile.errors import Fault, NumbersDiffer, Refused, refuse
 from tpcompile.graph.read import SourceModel
-from tpcompile.verify.branches import SIDES, is_joint, walk
+from tpcompile.targets.collectives import is_joint
+from tpcompile.verify.branches import SIDES, walk
 from tpcompile.verify.compare import Divergence, divergences, whole_output
 from tpcompile.verify.files import Array, Bundle, ModelFile, open_bundle, open_source
 from tpcompile.verify.form import collective_faults, form_faults

@@ -18,7 +18,8 @@ from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 from tpcompile.bundle.manifest import Manifest, Placement
 from tpcompile.errors import Fault, raise_all, refuse
 from tpcompile.graph.read import SourceModel, read_model
-from tpcompile.verify.branches import graphs, make_names_unique, subgraphs, walk
+from tpcompile.graph.scopes import subgraphs
+from tpcompile.verify.branches import graphs, make_names_unique, walk
 from tpcompile.weights.source import FileBytes, Source
 
 Array = np.ndarray[Any, np.dtype[Any]]

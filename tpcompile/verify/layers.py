@@ -10,7 +10,7 @@ import onnx
 
 from tpcompile.bundle.manifest import IOEntry
 from tpcompile.errors import refuse
-from tpcompile.verify.branches import reads
+from tpcompile.graph.scopes import read_names
 from tpcompile.verify.files import Bundle, ModelFile
 
 SMALL = 4096
@@ -35,7 +35,7 @@ def first_layers(bundle: Bundle, source: ModelFile, count: int) -> tuple[Bundle,
     cuts = [_position(model, mark) for model in (source, *bundle.ranks)]
     made = [_made(model.graph.node[:at]) for model, at in zip((source, *bundle.ranks), cuts, strict=True)]
     kept = [value.name for value in source.graph.output if value.name in made[0]]
-    later = {name for node in source.graph.node[cuts[0] :] for name in reads(node)}
+    later = {name for node in source.graph.node[cuts[0] :] for name in read_names(node)}
     crossing = [
         name
         for name in made[0]
@@ -93,7 +93,7 @@ def _cut(model: ModelFile, at: int, outputs: Sequence[str]) -> ModelFile:
     proto.CopyFrom(model.proto)
     graph = proto.graph
     del graph.node[at:]
-    read = {name for node in graph.node for name in reads(node)}
+    read = {name for node in graph.node for name in read_names(node)}
     known = {value.name: value for value in graph.output}
     kept = [tensor for tensor in graph.initializer if tensor.name in read]
     stored = {tensor.name for tensor in graph.initializer}

@@ -14,9 +14,10 @@ import onnx
 
 from tpcompile.bundle.manifest import Placement
 from tpcompile.errors import Fault
+from tpcompile.graph.scopes import read_names
 from tpcompile.targets.collectives import is_collective
 from tpcompile.verify import lattice
-from tpcompile.verify.branches import branches, reads, walk
+from tpcompile.verify.branches import branches, walk
 from tpcompile.verify.files import Array, Bundle
 from tpcompile.verify.inputs import input_values
 from tpcompile.verify.lattice import Free, Lies, State
@@ -148,7 +149,7 @@ class _Follower:
         inputs: list[State | None] = [
             self.found.states.get(name, Free.UNKNOWN) if name else None for name in node.input
         ]
-        outer = [self.found.states.get(name, Free.UNKNOWN) for name in reads(node)]
+        outer = [self.found.states.get(name, Free.UNKNOWN) for name in read_names(node)]
         self.found.operations += 1
         whole = all(isinstance(state, Lies) and state.whole for state in outer)
         if Free.UNKNOWN in outer and not is_collective(node):

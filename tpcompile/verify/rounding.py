@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import onnx
 
-from tpcompile.verify.branches import graphs, subgraphs, walk
+from tpcompile.graph.scopes import subgraphs
+from tpcompile.verify.branches import graphs, walk
 from tpcompile.verify.files import attribute
 
 ROUNDING = ("QuantizeLinear", "DynamicQuantize", "QLinear", "QGemm", "QAttention", "QMoE", "QEmbed", "QOrdered")

@@ -16,7 +16,9 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 
 from tpcompile.bundle.manifest import Placement
 from tpcompile.errors import refuse
-from tpcompile.verify.branches import SIDES, branches, graphs, holds_collective, is_joint, reads
+from tpcompile.graph.scopes import read_names
+from tpcompile.targets.collectives import holds_collective, is_joint
+from tpcompile.verify.branches import SIDES, branches, graphs
 from tpcompile.verify.files import Array, Bundle, ModelFile, attribute
 from tpcompile.verify.shelf import Shelf
 
@@ -155,7 +157,7 @@ class _Stage:
     ) -> None:
         self.model, self.nodes, self.joints, self.shelf = model, nodes, joints, shelf
         made = {name for node in nodes for name in node.output if name}
-        read = dict.fromkeys(name for node in nodes for name in reads(node) if name not in made)
+        read = dict.fromkeys(name for node in nodes for name in read_names(node) if name not in made)
         self.initializers = {tensor.name: tensor for held in graphs(model.graph) for tensor in held.initializer}
         stored = self.initializers
         self.made = sorted(made)
@@ -211,12 +213,12 @@ def _staged(model: ModelFile, graph: onnx.GraphProto, shelf: Shelf) -> list[_Sta
     for node in graph.node:
         if node.op_type == "SequenceEmpty":
             continue
-        joint = is_joint(node)
-        if not joint and holds_collective(node):
+        if node.op_type != "If" and holds_collective(node):
             fact = f"a collective inside the body of {node.op_type} cannot be simulated"
             raise refuse("TP530", f"{model.name}: {node.name}", fact, REMEDY)
-        now = max((stage.get(name, 0) for name in reads(node)), default=0)
-        nodes.setdefault(now, []).extend(empty.pop(name) for name in reads(node) if name in empty)
+        joint = is_joint(node)
+        now = max((stage.get(name, 0) for name in read_names(node)), default=0)
+        nodes.setdefault(now, []).extend(empty.pop(name) for name in read_names(node) if name in empty)
         (joints if joint else nodes).setdefault(now, []).append(node)
         stage.update(dict.fromkeys(node.output, now + joint))
     last = max([0, *stage.values()])

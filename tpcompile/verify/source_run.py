@@ -12,7 +12,8 @@ import onnx
 import onnxruntime as ort  # type: ignore[import-untyped]
 
 from tpcompile.errors import refuse
-from tpcompile.verify.branches import branches, captures, graphs, reads
+from tpcompile.graph.scopes import outer_names, read_names
+from tpcompile.verify.branches import branches, graphs
 from tpcompile.verify.compare import CEILING, FLOOR, MEAN_STEPS, NOISES, mean_error, relative_error
 from tpcompile.verify.files import Array, ModelFile, tensor_bytes
 from tpcompile.verify.rounding import rounded_values
@@ -91,11 +92,11 @@ def parts_of(graph: onnx.GraphProto, model: ModelFile, limit_bytes: int) -> Iter
     local = {tensor.name: tensor for tensor in graph.initializer} if graph is not model.graph else {}
 
     def part() -> onnx.GraphProto:
-        read = {name for node in nodes for name in reads(node)}
+        read = {name for node in nodes for name in read_names(node)}
         return onnx.GraphProto(name="part", node=nodes, initializer=[local[name] for name in read if name in local])
 
     for node in graph.node:
-        mine = {name: tensor_bytes(model.tensors[name]) for name in reads(node) if name in model.tensors}
+        mine = {name: tensor_bytes(model.tensors[name]) for name in read_names(node) if name in model.tensors}
         if nodes and sum((held | mine).values()) > limit_bytes:
             yield part()
             nodes, held = [], {}
@@ -130,11 +131,11 @@ class _Visible:
         outputs = [value.name for value in graph.output]
         inner = dict.fromkeys(name for node in graph.node for name in node.output if name and name not in outputs)
         self.names = [*outputs, *inner]
-        self.reads = [name for name in dict.fromkeys(captures(graph)) if name in known and name not in stored]
+        self.reads = [name for name in outer_names(graph) if name in known and name not in stored]
         proto = onnx.ModelProto()
         proto.CopyFrom(model.proto)
         if graph is not model.graph:
-            outside = [stored[name] for name in dict.fromkeys(captures(graph)) if name in stored]
+            outside = [stored[name] for name in outer_names(graph) if name in stored]
             proto.graph.CopyFrom(graph)
             proto.graph.initializer.extend(outside)
             proto.graph.input.extend(

@@ -23,6 +23,8 @@ class CutGraph:
             cut = [names[leaf] for leaf in rewriter.active.get(node, ()) if leaf in names]
             return f"{node.op} {node.name} runs cut along {', '.join(sorted(cut))}" if cut else ""
 
-        rewriter = Rewriter(work.analysis, work.plan.cut, work.cut_doors, work.samples.describe, because)
+        rewriter = Rewriter(
+            work.analysis, work.plan.cut, work.cut_doors, work.samples.describe, because, work.request.reduce_dtype
+        )
         work.local = rewriter.run()
         return f"{len(work.local.nodes)} nodes, {len(work.local.collectives)} collectives"

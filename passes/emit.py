@@ -83,10 +83,14 @@ class Emitter:
         shapes: Sequence[Sequence[LocalSize]],
         nbytes: str,
         because: str,
+        dtype: str | None = None,
         root: int = -1,
         reduce: str = "sum",
     ) -> str:
-        """A collective over the groups of ranks that differ on sub-axes `axes`; `root` is who broadcasts."""
+        """A collective over the groups of ranks that differ on sub-axes `axes`; `root` is who broadcasts.
+
+        `dtype` is the type that is sent, by default that of `value`.
+        """
         groups = self.mesh.groups(axes)
         everyone = len(groups) == 1
         mine = [next(group for group in groups if rank in group) for rank in range(self.mesh.tp)]
@@ -103,7 +107,7 @@ class Emitter:
                 node,
                 op,
                 value,
-                value.dtype or "",
+                dtype or value.dtype or "",
                 () if everyone else tuple(map(tuple, groups)),
                 tuple(tuple(s) for s in shapes),
                 nbytes,

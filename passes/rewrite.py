@@ -38,6 +38,7 @@ class Rewriter:
         cut_doors: graph inputs and outputs that stay cut.
         describe: a size as the source spells it.
         because: why a node's sum is reduced or a value gathered, for the manifest.
+        reduce_dtype: "float32" to sum half precision in float32, "model" to sum it as it is.
     """
 
     analysis: Analysis
@@ -45,11 +46,12 @@ class Rewriter:
     cut_doors: frozenset[Value]
     describe: Callable[[Sizes], str | None]
     because: Callable[[Node], str]
+    reduce_dtype: str = "float32"
 
     def run(self) -> LocalProgram:
         program = self.analysis.program
         self.emitter = Emitter(self.cut.mesh, list(program.values), program.opsets.get("", 0))
-        self.versions = Versions(self.analysis, self.cut, self.emitter, self.describe)
+        self.versions = Versions(self.analysis, self.cut, self.emitter, self.describe, self.reduce_dtype)
         self.sizes = LocalSizes(self.emitter, lambda node, index: self._operand(node, index, NONE))
         self.active = {node: self._active(node) for node in self.analysis.relations}
         self._natives()
@@ -282,7 +284,8 @@ class Rewriter:
         shapes = self.versions.shapes(value, NONE) if value.sizes is not None else [[] for _ in range(self.cut.mesh.tp)]
         self.emitter.collective(
             "broadcast", drawn, final, self.cut.mesh.all_axes, value=value, shapes=shapes,
-            nbytes=self.versions.bytes_text(value, shapes[0]), because=f"{node.op} {node.name} draws numbers", root=0,
+            nbytes=self.versions.bytes_text(value.dtype, shapes[0]),
+            because=f"{node.op} {node.name} draws numbers", root=0,
         )  # fmt: skip
 
     def _weigh(self, node: Node, means: Sequence[Dim], local: str, output: str) -> None:

@@ -18,10 +18,8 @@ def quantize_with_shared_range(
     emitter: Emitter, node: Node, x: str, outputs: list[str], over: SubAxes, because: str
 ) -> None:
     """DynamicQuantizeLinear of `x`, cut over the sub-axes `over`; `outputs` are its result, scale and zero point."""
-    scale = node.outputs[1]
-    if scale is None:
-        raise ValueError(node.name)
-    result = outputs[0]
+    scale, result = node.outputs[1], outputs[0]
+    assert scale is not None  # the rule covers no other form
     negated = emitter.node("Neg", [x], emitter.name(f"{result}.negated"))
     ends = []
     for part, source in (("largest", x), ("smallest", negated)):

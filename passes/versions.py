@@ -13,12 +13,14 @@ from tpcompile.dims.dim import Dim, factors, leaves, root
 from tpcompile.errors import refuse
 from tpcompile.graph.local import LocalSize, LocalWeight
 from tpcompile.graph.program import Sizes, Value
+from tpcompile.graph.tensors import ONNX_DTYPES
 from tpcompile.passes.emit import Emitter
 from tpcompile.plan.uses import item_bytes
 from tpcompile.weights.ranges import Part, Ranges, ranges_of
 
 Leaves = frozenset[Dim]
 NONE: Leaves = frozenset()
+HALVES = frozenset(("float16", "bfloat16"))
 PADDED = frozenset(("float16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64"))
 """Types for which Pad has kernels; other values repeat their first element."""
 
@@ -35,6 +37,7 @@ class Versions:
     cut: Cut
     emitter: Emitter
     describe: Callable[[Sizes], str | None]
+    reduce_dtype: str = "float32"
     native: dict[Value, Leaves] = field(default_factory=dict)
     partial: dict[Value, frozenset[int]] = field(default_factory=dict)
     final: dict[Value, Leaves] = field(default_factory=dict)
@@ -145,9 +148,9 @@ class Versions:
             found.append(shape)
         return found
 
-    def bytes_text(self, value: Value, shape: Sequence[LocalSize]) -> str:
+    def bytes_text(self, dtype: str | None, shape: Sequence[LocalSize]) -> str:
         """The bytes of a version, with the symbols of dynamic axes: "batch*seq*512"."""
-        number, symbols = item_bytes(value.dtype), []
+        number, symbols = item_bytes(dtype), []
         for size in shape:
             if isinstance(size, int):
                 number *= size
@@ -156,19 +159,21 @@ class Versions:
         return "*".join([*symbols, str(round(number))])
 
     def _reduce(self, value: Value, name: str, held: Leaves, output: str) -> str:
+        """Sum over ranks, half precision in float32 if that is asked for: nothing is rounded between the parts then.
+
+        Where a runtime computes products in float32 anyway (ONNX Runtime on CPUs), no part is rounded before either.
+        """
         axes: SubAxes = tuple(sorted(self.partial[value]))
-        shapes = self.shapes(value, held)
-        because = self.because.get(value, "")
-        return self.emitter.collective(
-            "all_reduce",
-            name,
-            output,
-            axes,
-            value=value,
-            shapes=shapes,
-            nbytes=self.bytes_text(value, shapes[0]),
-            because=because,
-        )
+        shapes, emitter = self.shapes(value, held), self.emitter
+        wide = self.reduce_dtype == "float32" and value.dtype in HALVES
+        dtype = "float32" if wide else value.dtype
+        if wide:
+            name = emitter.node("Cast", [name], emitter.name(f"{output}.wide"), to=ONNX_DTYPES["float32"])
+        total = emitter.collective(
+            "all_reduce", name, emitter.name(f"{output}.total") if wide else output, axes, value=value, shapes=shapes,
+            nbytes=self.bytes_text(dtype, shapes[0]), because=self.because.get(value, ""), dtype=dtype,
+        )  # fmt: skip
+        return emitter.node("Cast", [total], output, to=ONNX_DTYPES[value.dtype]) if wide and value.dtype else total
 
     def _gather(self, value: Value, name: str, held: Leaves, kept: Leaves, output: str) -> str:
         """Make leaves whole, one axis after the other."""
@@ -212,7 +217,7 @@ class Versions:
         name = emitter.collective(
             "all_gather", name, output if direct else emitter.name(f"{output}.gathered"), over,
             value=value, shapes=gathered,
-            nbytes=self.bytes_text(value, gathered[0]), because=self.because.get(value, ""),
+            nbytes=self.bytes_text(value.dtype, gathered[0]), because=self.because.get(value, ""),
         )  # fmt: skip
         if not ordered:
             done = not position and dims[axis].static

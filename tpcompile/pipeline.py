@@ -18,7 +18,6 @@ from tpcompile.passes.infer_shapes import InferShapes
 from tpcompile.passes.name_dims import NameDims
 from tpcompile.passes.remove_unused import RemoveUnused
 from tpcompile.passes.retie_weights import RetieWeights
-from tpcompile.passes.widen_sums import WidenSums
 from tpcompile.plan.request import Request
 
 PLANNING: tuple[Pass, ...] = (
@@ -31,7 +30,6 @@ PLANNING: tuple[Pass, ...] = (
 REWRITING: tuple[Pass, ...] = (
     CutGraph(),  # the whole plan at once: versions of a value are shared between its readers
     RemoveUnused(),  # local constants replace shape arithmetic, which nothing reads then
-    WidenSums(),  # only sums that are left
     CheckLocal(),  # our own faults must not reach a file
 )
 

@@ -13,6 +13,7 @@ import pytest
 from tests.run import handmade
 from tpcompile.errors import Refused
 from tpcompile.run import arrays, doctor, launch, mpi, mpirun
+from tpcompile.run.session import InferenceSession
 
 
 def parse(*words: object) -> argparse.Namespace:
@@ -119,6 +120,17 @@ def test_mpirun_that_starts_nothing_is_started_again(
     assert launch.run_ranks(["anything"], 2) == code
     assert len(seen.read_text().splitlines()) == 3
     assert said in capsys.readouterr().err
+
+
+def test_a_session_starts_mpirun_again_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    real, failed, stubborn = mpirun.mpirun(), tmp_path / "failed", tmp_path / "mpirun"
+    stubborn.write_text(f'#!/bin/sh\n[ -e {failed} ] || {{ touch {failed}; exit 213; }}\nexec {real} "$@"\n')
+    stubborn.chmod(0o755)
+    monkeypatch.setattr(mpirun, "mpirun", lambda: str(stubborn))
+    handmade.mlp(tmp_path / "bundle", 2)
+    with InferenceSession(tmp_path / "bundle") as session:
+        assert len(session.get_inputs()) == 1
+    assert failed.exists()
 
 
 def test_npz_refuses_pickles_and_junk(tmp_path: Path) -> None:

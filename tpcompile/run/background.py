@@ -43,7 +43,7 @@ class BackgroundRanks:
         """Wait for rank 0 to come, as long as mpirun lives."""
         door.settimeout(0.1)
         until = time.monotonic() + (limit_s or float("inf"))
-        while self._ranks.mpirun.poll() is None and time.monotonic() < until:
+        while not self._ranks.ended() and time.monotonic() < until:
             with contextlib.suppress(TimeoutError):
                 line, _ = door.accept()
                 line.setblocking(True)

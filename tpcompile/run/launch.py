@@ -15,8 +15,6 @@ from tpcompile.errors import TpcompileError, refuse
 
 LIMIT_S = 60.0
 RANK_CODES = (0, 2, 3, 4, 130)
-STARTS = 3
-"""How often mpirun is started, at most."""
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,24 +70,17 @@ def tprun_arguments(arguments: argparse.Namespace) -> list[str]:
 
 
 def run_ranks(command: Sequence[str], ranks: int) -> int:
-    """Run `command` on `ranks` ranks, pass on what they say, and return an exit code of ours.
+    """Run `command` on `ranks` ranks, pass on what they say, and return an exit code of ours."""
+    from tpcompile.run.mpirun import Ranks, failure  # here: it brings onnxruntime, which --help does without
 
-    Where mpirun fails before it starts any rank, it is started again: seen where several started at one moment.
-    """
-    from tpcompile.run.mpirun import STARTED_NOTHING, Ranks, failure  # here: it brings onnxruntime, unlike --help
-
-    code = STARTED_NOTHING
-    for _ in range(STARTS):
-        started = Ranks(command, ranks)
-        try:
-            code = started.mpirun.wait()
-        except KeyboardInterrupt:
-            return 130
-        finally:
-            with _deaf():
-                started.end()
-        if code != STARTED_NOTHING:
-            break
+    started = Ranks(command, ranks)
+    try:
+        code = started.wait()
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        with _deaf():
+            started.end()
     if code == 0 or (code in RANK_CODES and started.messages.rank_spoke()):
         return code
     print("\n".join(started.messages.held), file=sys.stderr)

@@ -23,6 +23,8 @@ from tpcompile.run.watchdog import BOARD, memory_folder, open_board, write_board
 PR_SET_PDEATHSIG = 1
 STARTED_NOTHING = 213
 """Exit code of Open MPI's mpirun where its own server could not be set up (PMIx says -43); no rank has it."""
+STARTS = 3
+"""How often mpirun is started, at most."""
 ROOT_SETTINGS = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
 
 
@@ -64,7 +66,8 @@ def environment() -> dict[str, str]:
 class Ranks:
     """`ranks` processes of `command` under mpirun, in a process group and with a folder of their own.
 
-    Open MPI leaves its shared memory behind when a rank is killed: it lies in that folder, which `end` removes.
+    Open MPI leaves its shared memory behind when a rank is killed: it lies in that folder, which `end` removes. Where
+    mpirun fails before it starts any rank, it is started again: seen where several started at one moment.
     """
 
     def __init__(self, command: Sequence[str], ranks: int, *, folder: str = "", aloud: bool = True) -> None:
@@ -72,9 +75,15 @@ class Ranks:
         self.folder = folder or run_folder()
         self._board = f"{self.folder}/board"
         write_board(self._board, ranks)
+        self._command, self._aloud, self._starts = mpirun_command(command, ranks), aloud, 0
+        self.places: list[str] = []
+        self._start()
+
+    def _start(self) -> None:
+        self._starts += 1
         settings = {BOARD: self._board, "OMPI_MCA_btl_sm_backing_directory": self.folder}
         self.mpirun = subprocess.Popen(
-            mpirun_command(command, ranks),
+            self._command,
             env=environment() | settings,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -82,8 +91,22 @@ class Ranks:
             preexec_fn=_die_with_parent() if threading.current_thread() is threading.main_thread() else None,
         )
         assert self.mpirun.stderr is not None
-        self.messages = Messages(self.mpirun.stderr, aloud=aloud)
-        self.places: list[str] = []
+        self.messages = Messages(self.mpirun.stderr, aloud=self._aloud)
+
+    def wait(self) -> int:
+        """mpirun's exit code, when all ranks have ended."""
+        while True:
+            code = self.mpirun.wait()
+            if self.ended():
+                return code
+
+    def ended(self) -> bool:
+        """Whether mpirun has ended, for good."""
+        code = self.mpirun.poll()
+        if code == STARTED_NOTHING and self._starts < STARTS:
+            self._start()
+            return False
+        return code is not None
 
     def end(self, patience_s: float = 3.0) -> None:
         """End what still runs (ask, then kill: mpirun was seen to ignore SIGTERM, and ranks die with it); tidy up."""

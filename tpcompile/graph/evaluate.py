@@ -11,8 +11,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 
 from tpcompile.graph.program import Node
+from tpcompile.graph.tensors import ONNX_DTYPES
 
 Array = npt.NDArray[Any]
 LARGEST = 4096
@@ -196,10 +198,7 @@ def _transpose(node: Node, x: Array) -> Array:
 
 def _by_reference(node: Node, *inputs: Array | None) -> list[Array]:
     """Any other operator on small tensors, as onnx defines it."""
-    import onnx
-    from onnx.reference import ReferenceEvaluator
-
-    from tpcompile.graph.tensors import ONNX_DTYPES
+    from onnx.reference import ReferenceEvaluator  # takes a while to import, for what few graphs need
 
     proto = onnx.helper.make_node(
         node.op,

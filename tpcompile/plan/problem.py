@@ -16,7 +16,7 @@ from tpcompile.dims.analysis import Analysis, product_related
 from tpcompile.dims.cut import Mesh
 from tpcompile.dims.dim import Dim, factors, leaves, root
 from tpcompile.dims.flow import PartialFlow, reduced_leaves
-from tpcompile.graph.program import Sizes, Value
+from tpcompile.graph.program import Region, Sizes, Value
 from tpcompile.plan.uses import (
     item_bytes,
     largest_stored,
@@ -205,7 +205,8 @@ def _price_measure(problem: Problem, analysis: Analysis) -> None:
         factor = next((value for value in node.inputs if value is not None and value.weight is None), None)
         if relation.reduced and relation.lookup is None and factor is not None:
             found[factor] += largest_stored(node)
-    sizes = [size for size in found.values() if size and size * 1000 >= max(found.values())]  # scalars are no layers
+    least = max(found.values(), default=0.0) / 1000  # scalars are no layers
+    sizes = [size for size in found.values() if size and size >= least]
     problem.mean_product_bytes = math.exp(sum(map(math.log, sizes)) / len(sizes)) if sizes else 0.0
 
 
@@ -233,9 +234,9 @@ def _reductions(
         if groups and (
             value in analysis.program.outputs or any(node in analysis.relations for node, _ in value.consumers)
         ):
-            problem.reductions[groups] += runs(value)
+            problem.reductions[groups] += runs(value.region)
             problem.reduced_bytes[groups] += value_bytes(value, nominal)
-            found.append((groups, value_bytes(value, prompt), runs(value)))
+            found.append((groups, value_bytes(value, prompt), runs(value.region)))
             for node in flow.sources[value]:  # rows of rotary tables are narrow and many: they say nothing of layers
                 read = largest_stored(node)
                 if read and (analysis.relations[node].lookup is None or read >= problem.mean_product_bytes):
@@ -243,12 +244,12 @@ def _reductions(
                     sent.append(value_bytes(value, nominal))
                     break
     for node, relation in analysis.relations.items():
-        blocked, scale = analysis.blocked[node], node.outputs[1:2]
-        if relation.ranged and scale[0] is not None:  # two numbers: the ends of the range
+        if relation.ranged:  # two numbers: the ends of the range
+            blocked = analysis.blocked[node]
             groups = groups_of([leaf for dim in relation.input(0) for leaf in leaves(dim) if leaf not in blocked])
-            problem.reductions[groups] += runs(scale[0])
+            problem.reductions[groups] += runs(node.region)
             problem.reduced_bytes[groups] += 8
-            found.append((groups, 8, runs(scale[0])))
+            found.append((groups, 8, runs(node.region)))
     if sent and problem.mean_product_bytes:
         problem.byte_share = min(1.0, TYPICAL_BYTES_SHARE * problem.mean_product_bytes / statistics.median(sent))
     typical = statistics.median(of_products or [nbytes for _, nbytes, _ in found] or [1])
@@ -256,9 +257,9 @@ def _reductions(
         problem.reduction_weights[groups] += share * min(max(nbytes / max(typical, 1), 1.0), LARGEST_WEIGHT)
 
 
-def runs(value: Value) -> float:
-    """The share of runs that make a value: the branches of an If are taken to be equally likely."""
-    found, region = 1.0, value.region
+def runs(region: Region | None) -> float:
+    """The share of runs that come into a region: the branches of an If are taken to be equally likely."""
+    found = 1.0
     while region is not None:
         found, region = found / 2, region.parent
     return found
@@ -299,7 +300,7 @@ def _gathers(
                     problem.door_bytes[pair] += value_bytes(value, nominal)
         if needed:
             groups = groups_of(needed)
-            problem.gathers[groups] += runs(value)
+            problem.gathers[groups] += runs(value.region)
             problem.gathered_bytes[groups] += value_bytes(value, nominal)
             _forbid_mixed(problem, value, axes, needed, "is needed whole")
 

@@ -29,8 +29,8 @@ class Prices:
     a_cut: float = 0.0
     """What cutting one kind of dimension costs beyond its collectives: a table of two rows is not worth its masks."""
     caches: bool = False
-    """Whether caches count with all their bytes: in `balanced` each counts as a mean weight at most, however long they
-    get, so that they are cut where that is to be had, and do not drive the plan."""
+    """Whether caches count with all their bytes: in `balanced` each counts as a small part of a mean weight,
+    however long they get, so that they are cut where that is to be had, and do not drive the plan."""
 
     @classmethod
     def of(cls, objective: str, mean_product_bytes: float, tp: int) -> Prices:

@@ -30,6 +30,8 @@ from tpcompile.plan.uses import (
 
 LARGEST_WEIGHT = 3.0
 """How many typical AllReduces the largest counts as, at most."""
+CACHE_SHARE = 0.1
+"""What a cache counts as, of a mean weight, at most: enough to cut it rather than not where weights come out alike."""
 TYPICAL_BYTES_SHARE = 0.1
 """The bytes of a typical AllReduce count as this share of a mean weight at most: what more tokens or pixels add to a
 collective they add to the products too, which are not priced."""
@@ -75,8 +77,8 @@ class Problem:
     """Bytes by the groups that cut them."""
     caches: Counter[frozenset[int]] = field(default_factory=Counter)
     short_caches: Counter[frozenset[int]] = field(default_factory=Counter)
-    """The same, where each counts as a mean weight at most, and only along the first axis of fixed size after the
-    batch: the heads."""
+    """The same, where each counts as `CACHE_SHARE` of a mean weight at most, and only along the first axis of fixed
+    size after the batch: the heads."""
     reductions: dict[frozenset[int], float] = field(default_factory=lambda: defaultdict(float))
     """How many AllReduces a run has if any of the groups is cut; one in a branch of an If counts half."""
     reduced_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
@@ -152,7 +154,7 @@ def build_problem(
     for value in cut_doors:
         held = analysis.axes[value]
         if held is not None and value in analysis.program.inputs:
-            counted = min(1.0, problem.mean_product_bytes / max(value_bytes(value, nominal), 1))
+            counted = min(1.0, CACHE_SHARE * problem.mean_product_bytes / max(value_bytes(value, nominal), 1))
             heads = set(leaves(next((dim for dim in held[1:] if dim.static), held[-1]))) if held else set()
             for segment, size in segments(
                 [Dim((nominal(dim.sizes),) * len(dim.sizes)) if not dim.static else dim for dim in held]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.run import handmade
-from tpcompile.bundle.manifest import Manifest
+from tpcompile.bundle.manifest import Manifest, ShapeRange
 from tpcompile.errors import Refused
 
 
@@ -49,6 +49,39 @@ def test_keys_always_stand_there(bundle: Path) -> None:
 def test_unknown_keys_are_kept(bundle: Path) -> None:
     edit(bundle, lambda c: c.update(later={"a": 1}))
     assert Manifest.read(bundle).to_json()["later"] == {"a": 1}
+
+
+ENGINE: dict[str, Any] = {
+    "file": "rank0.bin", "bytes": 1, "sha256": "00", "library": "tensorrt_rtx", "version": "1.7.1.116",
+    "compute_capability": "8.9", "precision": "float32",
+    "profiles": [{"ids": {"min": [1, 1], "opt": [1, 16], "max": [4, 512]}}], "collectives": 2,
+}  # fmt: skip
+"""Its file is one that lies in the handmade bundle; the size is set by `with_engine`."""
+
+
+def with_engine(**changes: Any) -> Callable[[dict[str, Any]], object]:
+    """Give rank 0 an engine as above, with some keys changed."""
+
+    def change(content: dict[str, Any]) -> None:
+        size = content["ranks"][0]["data"][0]["bytes"]
+        content["ranks"][0]["engines"].append(ENGINE | {"bytes": size} | changes)
+
+    return change
+
+
+def test_engines_are_read_as_they_were_written(bundle: Path, tmp_path: Path) -> None:
+    edit(bundle, with_engine())
+    manifest = Manifest.read(bundle)
+    (engine,) = manifest.ranks[0].engines
+    assert (engine.library, engine.version, engine.compute_capability) == ("tensorrt_rtx", "1.7.1.116", "8.9")
+    assert (engine.precision, engine.collectives) == ("float32", 2)
+    assert engine.profiles == ({"ids": ShapeRange((1, 1), (1, 16), (4, 512))},)
+    manifest.write(tmp_path)
+    assert json.loads((tmp_path / "bundle.json").read_text()) == json.loads((bundle / "bundle.json").read_text())
+
+
+def sizes(low: list[int], opt: list[int], high: list[int]) -> list[dict[str, Any]]:
+    return [{"ids": {"min": low, "opt": opt, "max": high}}]
 
 
 FAULTS: list[tuple[Callable[[dict[str, Any]], object], str]] = [
@@ -94,6 +127,29 @@ FAULTS: list[tuple[Callable[[dict[str, Any]], object], str]] = [
      "cut differently at its two ends. Compile the model again"),
     (lambda c: c["state"][0].update(input="gone"),
      "TP457 {path}: state gone -> present_k names no input and output of the model. Compile the model again"),
+    (with_engine(file="a/b.engine"),
+     "TP454 {path}: ranks[0].engines[0].file is 'a/b.engine', which is not a plain file name. A bundle reads only "
+     "files of its own folder: do not run this one"),
+    (with_engine(file="absent.engine"),
+     "TP455 {folder}/absent.engine: the file that rank 0 needs is not there. Copy the whole bundle folder, or compile "
+     "the model again"),
+    (with_engine(bytes=7),
+     "TP456 {folder}/rank0.bin: holds {size} bytes instead of 7. The copy is incomplete or comes from another compile: "
+     "copy the bundle again"),
+    (with_engine(library="tensorflow"),
+     "TP453 {path}: ranks[0].engines[0].library should be tensorrt or tensorrt_rtx, found 'tensorflow'. Compile the "
+     "model again"),
+    (with_engine(profiles=sizes([1, 1], [1, "b"], [2, 2])),  # type: ignore[list-item]
+     "TP453 {path}: ranks[0].engines[0].profiles[0].ids.opt should be a list of sizes, found [1, 'b']. Compile the "
+     "model again"),
+    (with_engine(profiles=sizes([1, 2], [1, 1], [2, 2])),
+     "TP457 {path}: the profile of ids in rank0.bin is not in order. Compile the model again"),
+    (with_engine(profiles=sizes([1], [1, 1], [2, 2])),
+     "TP457 {path}: the profile of ids in rank0.bin differs in its numbers of axes. Compile the model again"),
+    (with_engine(profiles=[{"x": {"min": [], "opt": [], "max": []}}]),
+     "TP457 {path}: rank0.bin has a profile of x, which is no input. Compile the model again"),
+    (lambda c: (with_engine()(c), with_engine()(c)),
+     "TP457 {path}: rank 0 has several engines of one library. Compile the model again"),
 ]  # fmt: skip
 
 

@@ -37,10 +37,6 @@ class Checked:
             raise refuse("TP453", self.where, f"lacks the key {self._at(key)}", "Compile the model again")
         return value
 
-    def mapping(self) -> dict[str, Any]:
-        """The object as it stands."""
-        return dict(self.content)
-
     def text(self, key: str, default: Any = _MISSING) -> str:
         value = self.get(key, default)
         if not isinstance(value, str):
@@ -72,9 +68,12 @@ class Checked:
 
     def members(self, key: str) -> Iterator[tuple[str, Checked]]:
         """The objects of an object of objects, with their names."""
-        inner = self.child(key)
-        for name in inner.content:
-            yield name, inner.child(name)
+        return self.child(key).every()
+
+    def every(self) -> Iterator[tuple[str, Checked]]:
+        """The objects that this one consists of, with their names."""
+        for name in self.content:
+            yield name, self.child(name)
 
     def items(self, key: str) -> Iterator[Checked]:
         """The objects of a list of objects."""
@@ -89,6 +88,12 @@ class Checked:
         found = self._list(key)
         if not all(isinstance(size, str) or (_is_integer(size) and size >= 0) for size in found):
             raise self._wrong(self._at(key), "a list of sizes and symbols", found)
+        return tuple(found)
+
+    def sizes(self, key: str) -> tuple[int, ...]:
+        found = self._list(key)
+        if not all(_is_integer(size) for size in found):
+            raise self._wrong(self._at(key), "a list of sizes", found)
         return tuple(found)
 
     def groups(self, key: str) -> tuple[tuple[int, ...], ...]:

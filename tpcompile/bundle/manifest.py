@@ -26,6 +26,8 @@ DTYPES = (
     *("float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn"),
 )
 """Names that numpy and ml_dtypes give the types of inputs and outputs."""
+LIBRARIES = ("tensorrt", "tensorrt_rtx")
+"""Names of the Python modules whose engines a bundle may hold."""
 REBUILD = "Compile the model again"
 
 
@@ -55,11 +57,47 @@ class DataFile:
 
 
 @dataclass(frozen=True)
+class ShapeRange:
+    """The sizes an input may have in a profile, axis by axis; `opt` is what kernels are chosen for.
+
+    For an input whose values are sizes (TensorRT reads those on the host), the least, usual and greatest values.
+    """
+
+    min: tuple[int, ...]
+    opt: tuple[int, ...]
+    max: tuple[int, ...]
+
+
+Profile = Mapping[str, ShapeRange]
+"""By name of input, those of dynamic shape and those read on the host only."""
+
+
+@dataclass(frozen=True)
+class EngineEntry:
+    """An engine that a rank may run instead of its model.
+
+    `library` is the Python module that built it and reads it, `version` of that; `compute_capability` what it was
+    built for ("8.9", or several: "8.0, 8.6"); `precision` the type of most of its weights; `profiles` in the engine's
+    order, () where no shape is dynamic; `collectives` how many collective layers it holds.
+    """
+
+    file: str
+    bytes: int
+    sha256: str
+    library: str
+    version: str
+    compute_capability: str
+    precision: str
+    profiles: tuple[Profile, ...] = ()
+    collectives: int = 0
+
+
+@dataclass(frozen=True)
 class RankEntry:
     """What one rank runs: its model file and every weight file that this model reads.
 
-    `tp` and `pp` are its place in the mesh; `model_sha256` the hex digest of the model file; `engines` are kept as
-    they stand (their form belongs to the target that wrote them).
+    `tp` and `pp` are its place in the mesh; `model_sha256` the hex digest of the model file; `engines` one of each
+    library at most.
     """
 
     rank: int
@@ -68,7 +106,7 @@ class RankEntry:
     model: str
     model_sha256: str
     data: tuple[DataFile, ...] = ()
-    engines: tuple[Mapping[str, Any], ...] = ()
+    engines: tuple[EngineEntry, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -206,13 +244,14 @@ def _io_json(entry: IOEntry) -> dict[str, Any]:
 
 
 def _rank_json(entry: RankEntry) -> dict[str, Any]:
-    content = asdict(entry) | {"engines": [dict(engine) for engine in entry.engines]}
+    content = asdict(entry)
     content["data"] = [{k: v for k, v in asdict(data).items() if k != "sha256" or v} for data in entry.data]
     return content
 
 
 def _check_files(folder: Path, entry: RankEntry) -> None:
-    for name, size in [(entry.model, None), *((data.file, data.bytes) for data in entry.data)]:
+    sized: list[DataFile | EngineEntry] = [*entry.data, *entry.engines]
+    for name, size in [(entry.model, None), *((file.file, file.bytes) for file in sized)]:
         path = folder / name
         if not path.is_file():
             raise refuse("TP455", str(path), f"the file that rank {entry.rank} needs is not there",
@@ -254,7 +293,18 @@ def _rank(item: Checked) -> RankEntry:
         model=item.file_name("model"), model_sha256=item.text("model_sha256"),
         data=tuple(DataFile(data.file_name("file"), data.integer("bytes", low=0), data.text("sha256", ""))
                    for data in item.items("data")),
-        engines=tuple(engine.mapping() for engine in item.items("engines")),
+        engines=tuple(_engine(engine) for engine in item.items("engines")),
+    )  # fmt: skip
+
+
+def _engine(item: Checked) -> EngineEntry:
+    return EngineEntry(
+        file=item.file_name("file"), bytes=item.integer("bytes", low=1), sha256=item.text("sha256"),
+        library=item.choice("library", LIBRARIES), version=item.text("version"),
+        compute_capability=item.text("compute_capability"), precision=item.choice("precision", DTYPES),
+        profiles=tuple({name: ShapeRange(sizes.sizes("min"), sizes.sizes("opt"), sizes.sizes("max"))
+                        for name, sizes in profile.every()} for profile in item.items("profiles")),
+        collectives=item.integer("collectives", low=0),
     )  # fmt: skip
 
 
@@ -290,6 +340,8 @@ def _contradictions(manifest: Manifest) -> Iterable[str]:
     world = manifest.world_size
     if [entry.rank for entry in manifest.ranks] != list(range(world)):
         yield f"lists ranks {[entry.rank for entry in manifest.ranks]} for a world of {world}"
+    for rank in manifest.ranks:
+        yield from _contradictions_of_engines(manifest, rank)
     for name, entry in [*manifest.inputs.items(), *manifest.outputs.items()]:
         place = entry.placement
         if place is None:
@@ -308,6 +360,20 @@ def _contradictions(manifest: Manifest) -> Iterable[str]:
     for role, name in manifest.roles.items():
         if name not in manifest.inputs and name not in manifest.outputs:
             yield f"role {role} names {name}, which is no input or output"
+
+
+def _contradictions_of_engines(manifest: Manifest, rank: RankEntry) -> Iterable[str]:
+    libraries = [engine.library for engine in rank.engines]
+    if len(set(libraries)) != len(libraries):
+        yield f"rank {rank.rank} has several engines of one library"
+    for engine in rank.engines:
+        for name, sizes in ((name, sizes) for profile in engine.profiles for name, sizes in profile.items()):
+            if name not in manifest.inputs:
+                yield f"{engine.file} has a profile of {name}, which is no input"
+            elif not len(sizes.min) == len(sizes.opt) == len(sizes.max):
+                yield f"the profile of {name} in {engine.file} differs in its numbers of axes"
+            elif not all(low <= opt <= high for low, opt, high in zip(sizes.min, sizes.opt, sizes.max, strict=True)):
+                yield f"the profile of {name} in {engine.file} is not in order"
 
 
 def _covers(place: Placement) -> bool:

@@ -1,0 +1,10 @@
+"""Rank models in the operators that TensorRT takes: what it does not know is written in others, numbers kept.
+
+The compiler's rank files stay as they are; a lowered model is made for the builder and may be thrown away afterwards.
+"""
+
+from tpcompile.targets.lowering import attention as _attention  # noqa: F401 - fills the table
+from tpcompile.targets.lowering import gelus as _gelus  # noqa: F401 - fills the table
+from tpcompile.targets.lowering.lower import Lowered, lower
+
+__all__ = ["Lowered", "lower"]

@@ -1,0 +1,136 @@
+"""Go through a rank's model once and lower every node that the table knows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from tpcompile.graph.contents import ONNX_DOMAINS
+from tpcompile.graph.scopes import read_names, subgraphs
+from tpcompile.targets.lowering.registry import LOWERINGS, NotLowered
+from tpcompile.targets.lowering.site import Site, Store, copy_without_weights
+from tpcompile.targets.lowering.types import ValueTypes
+
+HINT = "TRT_"
+"""What attributes begin with that only TensorRT's parser knows."""
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A lowered model.
+
+    `changes` counts the nodes that were lowered by operator; `left` says of nodes that the table knows and that stay as
+    they are, why.
+    """
+
+    model: onnx.ModelProto
+    changes: Mapping[str, int]
+    left: Mapping[str, str]
+
+    def without_hints(self) -> onnx.ModelProto:
+        """The model as other runtimes take it: without the attributes that only TensorRT knows."""
+        made = onnx.ModelProto()
+        made.CopyFrom(self.model)
+        for node in _all_nodes(made.graph):
+            kept = [entry for entry in node.attribute if not entry.name.startswith(HINT)]
+            node.ClearField("attribute")
+            node.attribute.extend(kept)
+        return made
+
+
+def lower(model: onnx.ModelProto, folder: Path, data_file: str) -> Lowered:
+    """The rank's model with what TensorRT does not take written in what it does, numbers kept.
+
+    Args:
+        model: a rank's model, its external data in files of `folder`. It is not changed.
+        folder: where data lies, and where `data_file` is written if large tensors had to change.
+        data_file: a flat file name.
+    """
+    types = ValueTypes.of(model, folder)
+    stored = {tensor.name: tensor for tensor in model.graph.initializer}
+    store = Store(folder, data_file, dict(stored), _all_names(model.graph))
+    made = copy_without_weights(model)
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ONNX_DOMAINS), 1)
+    changes: Counter[str] = Counter()
+    left: dict[str, str] = {}
+    _lower_graph(made.graph, opset, types, store, changes, left)
+    read = set(_read(made.graph))
+    for tensor in (*stored.values(), *store.added):
+        if tensor.name in read:
+            made.graph.initializer.append(tensor)
+    return Lowered(made, dict(changes), left)
+
+
+def _lower_graph(
+    graph: onnx.GraphProto, opset: int, types: ValueTypes, store: Store, changes: Counter[str], left: dict[str, str]
+) -> None:
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        domain = "" if node.domain in ONNX_DOMAINS else node.domain
+        lowering = LOWERINGS.get((domain, node.op_type))
+        if lowering is not None:
+            site = Site(node, opset, types, store)
+            try:
+                given = lowering(site)
+            except NotLowered as reason:
+                left[node.name or node.output[0]] = str(reason)
+            else:
+                nodes += _renamed(site, [given] if isinstance(given, str) else list(given))
+                changes[node.op_type] += 1
+                continue
+        for inner in subgraphs(node):
+            _lower_graph(inner, opset, types, store, changes, left)
+        nodes.append(node)
+    # A copy each: a message cannot be moved within its own list.
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    graph.ClearField("node")
+    graph.node.extend(kept)
+
+
+def _renamed(site: Site, given: list[str | None]) -> list[onnx.NodeProto]:
+    """The emitted nodes, with the node's own outputs in the place of the values given for them."""
+    names = {}
+    extra = []
+    made = {name for node in site.emitted for name in node.output}
+    for output, value in zip(site.node.output, [*given, *[None] * len(site.node.output)], strict=False):
+        if not output:
+            continue
+        if value is None:
+            raise ValueError(f"lowering {site.node.op_type} gives nothing for its output '{output}'")
+        if value in made and value not in names:
+            names[value] = output
+        else:  # an operand, or one value for two outputs
+            extra.append(onnx.helper.make_node("Identity", [names.get(value, value)], [output], name=output))
+    for node in site.emitted:
+        for field in (node.input, node.output):
+            for position, name in enumerate(field):
+                field[position] = names.get(name, name)
+    return [*site.emitted, *extra]
+
+
+def _all_nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for inner in subgraphs(node):
+            yield from _all_nodes(inner)
+
+
+def _read(graph: onnx.GraphProto) -> Iterator[str]:
+    """Every name that is read anywhere."""
+    yield from (value.name for value in graph.output)
+    for node in graph.node:
+        yield from read_names(node)
+
+
+def _all_names(graph: onnx.GraphProto) -> set[str]:
+    names = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    for node in _all_nodes(graph):
+        names.update((*node.input, *node.output))
+        for inner in subgraphs(node):
+            names.update(value.name for value in (*inner.input, *inner.output))
+            names.update(tensor.name for tensor in inner.initializer)
+    return names

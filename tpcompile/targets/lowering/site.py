@@ -1,0 +1,259 @@
+"""One node while it is lowered: what may be asked of it, and how others are put in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import NodeProto, TensorProto, helper, numpy_helper
+
+from tpcompile.graph.tensors import ONNX_DTYPES, numpy_dtype
+from tpcompile.targets.lowering.registry import NotLowered
+from tpcompile.targets.lowering.types import ValueTypes
+
+Array = np.ndarray[Any, np.dtype[Any]]
+INLINE_BYTES = 4096
+"""Tensors of fewer bytes stand in the model itself, larger ones in the data file."""
+ALIGNMENT = 4096
+
+
+@dataclass
+class Store:
+    """Stored tensors of the model: those it came with, and those that lowering adds.
+
+    Large new ones are appended to `folder / data_file`, which is made when the first of them comes.
+    """
+
+    folder: Path
+    data_file: str
+    tensors: dict[str, TensorProto]
+    taken: set[str]
+    added: list[TensorProto] = field(default_factory=list)
+    _constants: dict[object, str] = field(default_factory=dict)
+
+    def name(self, wanted: str) -> str:
+        """`wanted`, or the first free `wanted.N`."""
+        found, count = wanted, 0
+        while found in self.taken:
+            count += 1
+            found = f"{wanted}.{count}"
+        self.taken.add(found)
+        return found
+
+    def array(self, name: str) -> Array:
+        """The values of a stored tensor; mapped, not read, where they lie in a file and are of whole bytes."""
+        tensor = self.tensors[name]
+        if tensor.data_location != TensorProto.EXTERNAL:
+            return numpy_helper.to_array(tensor)
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        path, offset = self.folder / entries["location"], int(entries.get("offset", 0))
+        dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
+        shape = tuple(tensor.dims)
+        if "int4" in dtype.name or "int2" in dtype.name or "float4" in dtype.name or not np.prod(shape):
+            with path.open("rb") as file:
+                file.seek(offset)
+                data = file.read(int(entries["length"]))
+            return numpy_helper.to_array(TensorProto(dims=shape, data_type=tensor.data_type, raw_data=data))
+        return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=shape)
+
+    def add(
+        self, wanted: str, array: Array, *, packed_as: str | None = None, shape: Sequence[int] | None = None
+    ) -> str:
+        """Store a new tensor and give its name; equal small ones are shared.
+
+        `packed_as`: `array` holds the packed bytes of a tensor of this type (such as "int4") and of `shape`.
+        """
+        array = np.ascontiguousarray(array).reshape(array.shape)
+        key = (packed_as or array.dtype.name, tuple(shape or array.shape), array.tobytes())
+        small = array.nbytes < INLINE_BYTES
+        if small and key in self._constants:
+            return self._constants[key]
+        name = self.name(wanted)
+        kind = ONNX_DTYPES[packed_as or array.dtype.name]
+        tensor = TensorProto(name=name, data_type=kind, dims=tuple(array.shape if shape is None else shape))
+        if small:
+            tensor.raw_data = array.tobytes()
+            self._constants[key] = name
+        else:
+            self._append(tensor, array)
+        self.tensors[name] = tensor
+        self.added.append(tensor)
+        return name
+
+    def _append(self, tensor: TensorProto, array: Array) -> None:
+        with (self.folder / self.data_file).open("ab") as file:
+            file.seek(0, 2)
+            offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
+            file.truncate(offset)
+            array.tofile(file)
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", self.data_file), ("offset", offset), ("length", array.nbytes)):
+            tensor.external_data.add(key=key, value=str(value))
+
+
+@dataclass
+class Site:
+    """A node that is being lowered. Nodes it emits come to stand in its place, in the order they were emitted."""
+
+    node: NodeProto
+    opset: int
+    types: ValueTypes
+    store: Store
+    emitted: list[NodeProto] = field(default_factory=list)
+
+    # -- what the node says ----------------------------------------
+
+    def attribute(self, name: str, default: Any = None) -> Any:
+        """An attribute's value, text decoded."""
+        for entry in self.node.attribute:
+            if entry.name == name:
+                value = helper.get_attribute_value(entry)
+                return value.decode() if isinstance(value, bytes) else value
+        return default
+
+    def has(self, index: int) -> bool:
+        """Whether operand `index` is there."""
+        return index < len(self.node.input) and bool(self.node.input[index])
+
+    def input(self, index: int) -> str:
+        """The name of operand `index`, which must be there."""
+        if not self.has(index):
+            raise NotLowered(f"operand {index} is absent")
+        return str(self.node.input[index])
+
+    def wants(self, index: int) -> bool:
+        """Whether the node has output `index`."""
+        return index < len(self.node.output) and bool(self.node.output[index])
+
+    def output(self, index: int) -> str:
+        """The name of output `index`, "" where the node lacks it."""
+        return self.node.output[index] if index < len(self.node.output) else ""
+
+    # -- what is known of values -----------------------------------
+
+    def dtype(self, name: str) -> str:
+        """The element type of a value. Raises `NotLowered` where it is unknown."""
+        found = self.types.dtype(name)
+        if found is None:
+            raise NotLowered(f"the type of '{name}' is unknown")
+        return found
+
+    def shape(self, name: str) -> tuple[int | None, ...]:
+        """The sizes of a value, None for those that vary. Raises `NotLowered` where even the rank is unknown."""
+        found = self.types.shape(name)
+        if found is None:
+            raise NotLowered(f"the shape of '{name}' is unknown")
+        return found
+
+    def rank(self, name: str) -> int:
+        """How many axes a value has."""
+        return len(self.shape(name))
+
+    def size(self, name: str, axis: int) -> int:
+        """A size that does not vary. Raises `NotLowered` for one that does."""
+        found = self.shape(name)[axis]
+        if found is None:
+            raise NotLowered(f"axis {axis} of '{name}' varies")
+        return found
+
+    def is_stored(self, name: str) -> bool:
+        """Whether a value is a stored tensor."""
+        return name in self.store.tensors
+
+    def stored(self, name: str) -> Array:
+        """The values of a stored tensor (read-only). Raises `NotLowered` for a value that is computed."""
+        if not self.is_stored(name):
+            raise NotLowered(f"'{name}' is computed, not stored")
+        return self.store.array(name)
+
+    # -- what is put in its place ----------------------------------
+
+    def emit(self, op: str, inputs: Sequence[str | None], *, domain: str = "", **attributes: Any) -> str:
+        """A node of one output; the output's name."""
+        return self.emit_several(op, inputs, 1, domain=domain, **attributes)[0]
+
+    def emit_several(
+        self, op: str, inputs: Sequence[str | None], count: int, *, domain: str = "", **attributes: Any
+    ) -> list[str]:
+        """A node of `count` outputs; their names."""
+        base = next(filter(None, self.node.output), self.node.name)
+        outputs = [self.store.name(f"{base}.{op.lower()}") for _ in range(count)]
+        given = [name or "" for name in inputs]
+        known = {key: value for key, value in attributes.items() if value is not None}
+        self.emitted.append(helper.make_node(op, given, outputs, name=outputs[0], domain=domain, **known))
+        return outputs
+
+    def constant(self, value: Any, dtype: str) -> str:
+        """A small stored tensor: a number, (nested) lists of numbers, or an array."""
+        base = next(filter(None, self.node.output), self.node.name)
+        return self.store.add(f"{base}.constant", np.asarray(value).astype(numpy_dtype(dtype)))
+
+    def integers(self, *values: int) -> str:
+        """A stored int64 list."""
+        return self.constant(list(values), "int64")
+
+    def scalar(self, value: float, like: str) -> str:
+        """A stored number of the type of value `like`."""
+        return self.constant(value, self.dtype(like))
+
+    def cast(self, x: str, dtype: str) -> str:
+        """`x` as another type."""
+        return self.emit("Cast", [x], to=ONNX_DTYPES[dtype])
+
+    def reshape(self, x: str, *sizes: int) -> str:
+        """`x` in another shape: 0 keeps a size, one -1 takes the rest."""
+        return self.emit("Reshape", [x, self.integers(*sizes)])
+
+    def transpose(self, x: str, *order: int) -> str:
+        """`x` with its axes in another order."""
+        return self.emit("Transpose", [x], perm=list(order))
+
+    def unsqueeze(self, x: str, *axes: int) -> str:
+        """`x` with new axes of size 1."""
+        if self.opset < 13:
+            return self.emit("Unsqueeze", [x], axes=list(axes))
+        return self.emit("Unsqueeze", [x, self.integers(*axes)])
+
+    def squeeze(self, x: str, *axes: int) -> str:
+        """`x` without axes of size 1."""
+        if self.opset < 13:
+            return self.emit("Squeeze", [x], axes=list(axes))
+        return self.emit("Squeeze", [x, self.integers(*axes)])
+
+    def reduce(self, op: str, x: str, *axes: int, keepdims: bool = True) -> str:
+        """ReduceSum, ReduceMean, ReduceMax… over axes."""
+        if self.opset < (13 if op == "ReduceSum" else 18):
+            return self.emit(op, [x], axes=list(axes), keepdims=int(keepdims))
+        return self.emit(op, [x, self.integers(*axes)], keepdims=int(keepdims))
+
+    def slice(self, x: str, axis: int, start: int | str, stop: int | str) -> str:
+        """Indices start to stop of an axis; both may be values (int64 of one element)."""
+        ends = [end if isinstance(end, str) else self.integers(end) for end in (start, stop)]
+        return self.emit("Slice", [x, *ends, self.integers(axis)])
+
+    def split(self, x: str, axis: int, sizes: Sequence[int]) -> list[str]:
+        """Parts of an axis."""
+        if self.opset < 13:
+            return self.emit_several("Split", [x], len(sizes), axis=axis, split=list(sizes))
+        return self.emit_several("Split", [x, self.integers(*sizes)], len(sizes), axis=axis)
+
+    def length(self, x: str, axis: int) -> str:
+        """The size of an axis at run time, int64 of one element."""
+        return self.emit("Gather", [self.emit("Shape", [x]), self.integers(axis)], axis=0)
+
+
+def copy_without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A model of the same graph, its initializers left out."""
+    made = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    made.graph.name = model.graph.name
+    made.graph.input.extend(model.graph.input)
+    made.graph.output.extend(model.graph.output)
+    made.graph.value_info.extend(model.graph.value_info)
+    made.graph.node.extend(model.graph.node)
+    made.graph.metadata_props.extend(model.graph.metadata_props)
+    made.metadata_props.extend(model.metadata_props)
+    return made

@@ -1,0 +1,44 @@
+"""Types and shapes of a rank model's values, by the inference that the compiler itself uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from tpcompile.graph.contents import held_tensors
+from tpcompile.graph.external import find_data
+from tpcompile.graph.from_onnx import to_program
+from tpcompile.graph.program import Value
+from tpcompile.graph.read import SourceModel
+from tpcompile.graph.shapes import infer_shapes
+from tpcompile.targets.collectives import register_schema
+
+
+@dataclass(frozen=True)
+class ValueTypes:
+    """What is known of values by name."""
+
+    values: dict[str, Value]
+
+    @classmethod
+    def of(cls, model: onnx.ModelProto, folder: Path) -> ValueTypes:
+        """Infer the types of a model whose external data lies in `folder`; no weight is read but small constants."""
+        register_schema()
+        places = find_data(held_tensors(model), folder, allow_links=False, require_data=True)
+        program = to_program(SourceModel(model, folder, "rank model", 0, places=places))
+        infer_shapes(program)
+        return cls(program.values)
+
+    def dtype(self, name: str) -> str | None:
+        """The element type's standard name, None where it is unknown."""
+        found = self.values.get(name)
+        return found.dtype if found is not None else None
+
+    def shape(self, name: str) -> tuple[int | None, ...] | None:
+        """Sizes, None for those that vary; None where even the rank is unknown."""
+        found = self.values.get(name)
+        if found is None or found.sizes is None:
+            return None
+        return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in found.sizes)

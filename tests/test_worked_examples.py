@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import tpcompile
 from tests.plan.models import TWO_LAYERS, model
 from tests.rules.test_rules_by_brute_force import (
     test_all_ranks_give_the_whole_models_numbers as numbers_hold,
@@ -75,11 +74,3 @@ def test_the_pass() -> None:
     pipeline.run(work, steps, lambda name, did, seconds: said.append(f"{name}: {did}"))
     assert said[-1] == "count collectives: 4 collectives"
     assert work.warnings == ["4 collectives a run"]
-
-
-def test_the_target(tmp_path: Path) -> None:
-    convert = run("def with_onnxruntime_collectives")["with_onnxruntime_collectives"]
-    bundle = tpcompile.compile(model(TWO_LAYERS), 2, tmp_path / "b")
-    made = convert(bundle.rank_model(0))
-    ops = [(node.domain, node.op_type) for node in made.graph.node if node.domain]
-    assert ops == [("com.microsoft", "AllReduce")] * 3 + [("com.microsoft", "AllGather")]

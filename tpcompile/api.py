@@ -79,6 +79,7 @@ def compile(
     state: Mapping[str, str] | None = None,
     roles: Mapping[str, str] | None = None,
     reduce_dtype: str = "float32",
+    dialect: str = "tensorrt",
     allow_links: bool = False,
     hash_data: bool = False,
     example_inputs: Any = None,
@@ -106,6 +107,7 @@ def compile(
         roles: role (tokens, mask, positions, logits) → input or output.
         reduce_dtype: "float32" to sum float16 and bfloat16 in float32, or "model" to sum them as they are: half the
             bytes, about ten times the rounding.
+        dialect: "tensorrt", or "onnxruntime" for the collectives of its CUDA builds with NCCL.
         allow_links: follow links among the model's data files.
         hash_data: add sha256 of weight files to the manifest.
         example_inputs, input_names, output_names, dynamic: for torch models, as `torch.onnx.export` takes them.
@@ -116,7 +118,8 @@ def compile(
     """
     request = Request(
         tp, objective, tuple(pins.items()) if isinstance(pins, Mapping) else tuple(pins), outputs, dict(sizes or {}),
-        None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), reduce_dtype, strict,
+        None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), reduce_dtype, dialect,
+        strict,
     )  # fmt: skip
     target = Path(out) if out is not None else _default_target(model, tp)
     check_target(target, force)

@@ -96,6 +96,12 @@ def _parser(command: str) -> argparse.ArgumentParser:
             metavar="float32|model",
             help="how ranks sum float16 and bfloat16: in float32 (default), or as they are, which sends half the bytes",
         )
+        parser.add_argument(
+            "--dialect",
+            default="tensorrt",
+            metavar="tensorrt|onnxruntime",
+            help="whose collectives the files hold: DistCollective (default), or ONNX Runtime's own",
+        )
         parser.add_argument("--hash", action="store_true", help="add sha256 of the weight files to bundle.json")
     elif command == "plan":
         add_model_arguments(parser)
@@ -233,6 +239,7 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
             verify=arguments.verify,
             hash_data=arguments.hash,
             reduce_dtype=arguments.reduce_dtype,
+            dialect=arguments.dialect,
             progress=progress,
             **_wishes(arguments),
         )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tpcompile import __version__
@@ -19,12 +20,13 @@ from tpcompile.bundle.manifest import (
     StatePair,
 )
 from tpcompile.bundle.write import require_space
-from tpcompile.graph.local import LocalWeight
+from tpcompile.graph.local import CollectiveCall, LocalWeight
 from tpcompile.graph.program import Value
 from tpcompile.graph.to_onnx import INLINE_BYTES, declared_shape, inline_bytes, rank_model
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.planfile import plan_toml
 from tpcompile.plan.uses import item_bytes
+from tpcompile.targets.onnxruntime_dialect import Sent, translate
 from tpcompile.weights.checksum import edge_checksum
 from tpcompile.weights.layout import Location, WeightJob, stored_bytes
 from tpcompile.weights.source import FileBytes
@@ -54,6 +56,7 @@ def write_bundle(
     places = write_weights(jobs, folder, rank_files, SHARED_FILE, progress)
     by_name = {weight.name: weight for weight in local.weights}
     ranks = []
+    sent: dict[str, Sent] = {}
     digests: dict[str, str] = {}
     for rank in range(tp):
         mine: dict[str, tuple[Location, str]] = {}
@@ -62,9 +65,10 @@ def write_bundle(
             if place is not None:
                 mine[name] = (place, edge_checksum(folder / place.file, place.offset, place.length))
         inline = {name: inline_bytes(by_name[name], data, rank) for name, data in small.items()}
-        content = rank_model(work.source.proto, work.program, local, rank, mine, inline).SerializeToString(
-            deterministic=True
-        )
+        model = rank_model(work.source.proto, work.program, local, rank, mine, inline)
+        if work.request.dialect == "onnxruntime":
+            sent = translate(model, tp)
+        content = model.SerializeToString(deterministic=True)
         name = f"model_tp{tp}_rank{rank}.onnx"
         (folder / name).write_bytes(content)
         files = sorted({place.file for place, _ in mine.values()})
@@ -74,13 +78,13 @@ def write_bundle(
         data = tuple(DataFile(file, (folder / file).stat().st_size, digests.get(file, "")) for file in files)
         ranks.append(RankEntry(rank, rank, 0, name, hashlib.sha256(content).hexdigest(), data))
     (folder / PLAN_FILE).write_text(plan_toml(work.plan), encoding="utf-8")
-    manifest = make_manifest(work, tuple(ranks))
+    manifest = make_manifest(work, tuple(ranks), sent)
     manifest.write(folder)
     return manifest
 
 
-def make_manifest(work: Compilation, ranks: tuple[RankEntry, ...]) -> Manifest:
-    """The manifest of a compilation whose files are `ranks`."""
+def make_manifest(work: Compilation, ranks: tuple[RankEntry, ...], sent: Mapping[str, Sent]) -> Manifest:
+    """The manifest of a compilation whose files are `ranks`; `sent` is what travels where the dialect says another."""
     declared = {info.name: info for info in (*work.source.proto.graph.input, *work.source.proto.graph.output)}
 
     def entry(value: Value) -> IOEntry:
@@ -99,10 +103,19 @@ def make_manifest(work: Compilation, ranks: tuple[RankEntry, ...]) -> Manifest:
         state=tuple(StatePair(pair.input.name, pair.output.name, pair.axis, pair.kind) for pair in work.state),
         roles=work.roles,
         collectives=tuple(
-            CollectiveEntry(index, call.op, call.value.name, call.dtype, call.groups, call.nbytes, call.because)
+            _collective(index, call, sent.get(call.node.outputs[0]))
             for index, call in enumerate(work.local.collectives)
         ),
+        dialect=work.request.dialect,
     )
+
+
+def _collective(index: int, call: CollectiveCall, sent: Sent | None) -> CollectiveEntry:
+    entry = CollectiveEntry(index, call.op, call.value.name, call.dtype, call.groups, call.nbytes, call.because)
+    if sent is None:
+        return entry
+    symbols, times, number = call.nbytes.rpartition("*")
+    return replace(entry, op=sent.op, dtype=sent.dtype, bytes=f"{symbols}{times}{round(int(number) * sent.growth)}")
 
 
 def _door_dtype(value: Value) -> str:

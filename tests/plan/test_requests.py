@@ -30,6 +30,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         "pins": (("up", "left"), ("x", "")),
         "outputs": "cut",
         "reduce_dtype": "half",
+        "dialect": "nccl",
         "sizes": {"seq": 0},
         "roles": {"colour": "ids"},
     }
@@ -39,6 +40,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         "TP103 --pin x=: '' is no way to lie. Use one of column, row, vocab, expert, whole",
         "TP105 --outputs cut: there is no such choice. Use one of whole, shard",
         "TP117 --reduce-dtype half: there is no such choice. Use one of float32, model",
+        "TP118 --dialect nccl: there is no such choice. Use one of tensorrt, onnxruntime",
         "TP106 --sizes seq=0: a size is at least 1. Use seq=1 or more",
         "TP123 --role colour=ids: there is no such role. Use one of tokens, mask, positions, logits",
     ]

@@ -19,6 +19,8 @@ from tpcompile.errors import refuse
 FILE_NAME = "bundle.json"
 FORMAT = 1
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
+DIALECTS = ("tensorrt", "onnxruntime")
+"""Whose collectives the rank files hold: DistCollective, which TensorRT and the runner read, or ONNX Runtime's."""
 STATE_KINDS = ("append", "in_place")
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "bool"),
@@ -167,7 +169,7 @@ class CollectiveEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A whole `bundle.json`. Keys this version does not know stay in `extra`."""
+    """A whole `bundle.json`; `dialect` is one of `DIALECTS`. Keys this version does not know stay in `extra`."""
 
     tpcompile: str
     source: SourceFile
@@ -179,6 +181,7 @@ class Manifest:
     state: tuple[StatePair, ...] = ()
     roles: Mapping[str, str] = field(default_factory=dict)
     collectives: tuple[CollectiveEntry, ...] = ()
+    dialect: str = DIALECTS[0]
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -199,6 +202,7 @@ class Manifest:
             **placed,
             "state": [asdict(pair) for pair in self.state],
             "roles": dict(self.roles),
+            "dialect": self.dialect,
             "collectives": [asdict(entry) for entry in self.collectives],
             "plan": self.plan,
             **self.extra,
@@ -281,6 +285,7 @@ def _parse(content: Any, where: str) -> Manifest:
         state=tuple(_state(item) for item in top.items("state")),
         roles=top.texts("roles"),
         collectives=tuple(_collective(item) for item in top.items("collectives")),
+        dialect=top.choice("dialect", DIALECTS) if "dialect" in content else DIALECTS[0],
         extra={key: value for key, value in content.items() if key not in known},
     )
     _check_sense(manifest, where)

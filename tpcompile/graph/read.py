@@ -18,7 +18,7 @@ from tpcompile.graph.contents import Held, held_tensors
 from tpcompile.graph.external import Place, find_data, place_of
 from tpcompile.graph.sniff import HEAD_BYTES, looks_like
 from tpcompile.graph.tensors import DTYPES, inline_bytes, stored_bytes
-from tpcompile.targets.collectives import OP_TYPE
+from tpcompile.targets.collectives import OP_TYPE, is_ort_collective
 from tpcompile.weights.source import MemoryBytes, Source
 
 OLDEST_OPSET = 11
@@ -182,8 +182,9 @@ def _header_faults(proto: onnx.ModelProto, file: str) -> list[Fault]:
     if proto.training_info:
         fact = "holds training steps (training_info)"
         faults.append(Fault("TP207", file, fact, "Export it for inference, or clear the field training_info"))
-    if any(node.op_type == OP_TYPE for node in proto.graph.node):
-        fact = f"holds {OP_TYPE} nodes: it is one rank's part of a model that was compiled already"
+    joint = [node.op_type for node in proto.graph.node if node.op_type == OP_TYPE or is_ort_collective(node)]
+    if joint:
+        fact = f"holds {joint[0]} nodes: it is one rank's part of a model that was compiled already"
         faults.append(Fault("TP222", file, fact, "Give the model that it was compiled from"))
     if not proto.graph.output:
         faults.append(Fault("TP208", file, "its graph has no outputs", "Export it again; it may break off here"))

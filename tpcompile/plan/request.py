@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tpcompile.bundle.manifest import DIALECTS
 from tpcompile.errors import Fault, raise_all
 from tpcompile.plan.cost import OBJECTIVES
 
@@ -31,6 +32,7 @@ class Request:
         state: cache input → output that replaces it.
         roles: role → name of an input or output.
         reduce_dtype: "float32" to sum half precision in float32 within the rank files, or "model" to sum it as it is.
+        dialect: whose collectives the rank files hold, one of `DIALECTS`.
         strict: refuse where an operator without a rule, or nothing to cut, would make a rank run a whole model.
     """
 
@@ -43,6 +45,7 @@ class Request:
     state: Mapping[str, str] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
     reduce_dtype: str = "float32"
+    dialect: str = DIALECTS[0]
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -93,6 +96,9 @@ class Request:
                     f"Use one of {', '.join(REDUCE_DTYPES)}",
                 )
             )
+        if self.dialect not in DIALECTS:
+            fact, remedy = "there is no such choice", f"Use one of {', '.join(DIALECTS)}"
+            faults.append(Fault("TP118", f"--dialect {self.dialect}", fact, remedy))
         for name, size in self.sizes.items():
             if size < 1:
                 faults.append(Fault("TP106", f"--sizes {name}={size}", "a size is at least 1", f"Use {name}=1 or more"))

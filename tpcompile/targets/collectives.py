@@ -1,7 +1,10 @@
-"""The op `DistCollective`: its schema, how a node of it is made, and how one is read back.
+"""The op `DistCollective`: its schema, how a node of it is made, and how a collective of any dialect is read back.
 
 Attributes are exactly those that TensorRT's parser reads; TensorRT refuses a wrong emptiness of `groups` but not a
 wrong length, so `read_collective` checks both. Gather and scatter act on axis 0 with equal parts.
+
+The other dialect is that of ONNX Runtime's CUDA builds with NCCL (`onnxruntime_dialect`): com.microsoft AllReduce,
+AllGather and AllToAll over all ranks. Whoever reads rank files asks here and sees one kind of `Collective`.
 """
 
 from __future__ import annotations
@@ -19,6 +22,9 @@ from tpcompile.graph.scopes import subgraphs
 OP_TYPE = "DistCollective"
 DOMAIN = "tpcompile"
 VERSION = 1
+ORT_DOMAIN = "com.microsoft"
+ORT_VERSION = 1
+ORT_OP_TYPES = {"all_reduce": "AllReduce", "all_gather": "AllGather", "all_to_all": "AllToAll"}
 REDUCING = ("all_reduce", "reduce_scatter")
 MOVING = ("all_gather", "all_to_all", "broadcast")
 REDUCE_OPS = ("sum", "prod", "max", "min", "avg")
@@ -40,7 +46,10 @@ _ATTRIBUTES = {
 
 @dataclass(frozen=True)
 class Collective:
-    """One collective as a rank runs it: `input` and `output` are value names; `groups` () for all ranks."""
+    """One collective as a rank runs it: `input` and `output` are value names; `groups` () for all ranks.
+
+    `nb_rank` is the size of the group, 0 where the file does not say: ONNX Runtime's AllReduce is over all ranks.
+    """
 
     op: str
     input: str
@@ -127,8 +136,13 @@ def make_collective(
 
 
 def is_collective(node: onnx.NodeProto) -> bool:
-    """Whether a node is a `DistCollective` of our domain."""
-    return node.op_type == OP_TYPE and node.domain == DOMAIN
+    """Whether a node is a collective: a `DistCollective` of our domain, or one of ONNX Runtime's."""
+    return (node.op_type == OP_TYPE and node.domain == DOMAIN) or is_ort_collective(node)
+
+
+def is_ort_collective(node: onnx.NodeProto) -> bool:
+    """Whether a node is a collective of ONNX Runtime."""
+    return node.domain == ORT_DOMAIN and node.op_type in ORT_OP_TYPES.values()
 
 
 def holds_collective(node: onnx.NodeProto) -> bool:
@@ -145,6 +159,8 @@ def read_collective(node: onnx.NodeProto) -> Collective:
     """The collective that `node` stands for. Raises `Refused` (TP461) for a node that is none or contradicts itself."""
     where = f"collective {node.name or (node.output[0] if node.output else '')}"
     found = {attribute.name: attribute for attribute in node.attribute}
+    if is_ort_collective(node):
+        return _read_ort(node, found, where)
     wrong = _form_faults(node, found)
     if wrong:
         raise refuse("TP461", where, "; ".join(wrong), "Compile the model again")
@@ -159,12 +175,33 @@ def read_collective(node: onnx.NodeProto) -> Collective:
     return made
 
 
+def _read_ort(node: onnx.NodeProto, found: dict[str, onnx.AttributeProto], where: str) -> Collective:
+    op = next(name for name, op_type in ORT_OP_TYPES.items() if op_type == node.op_type)
+    size, axis = (found[name].i if name in found else None for name in ("group_size", "axis"))
+    wrong = _operand_faults(node)
+    if op == "all_reduce":
+        size = 0
+    elif size is None or size < 1:
+        wrong.append("lacks the attribute group_size" if size is None else f"group_size is {size}")
+    if op == "all_gather" and axis != 0:  # where it is not said, ONNX Runtime's schema and kernel differ on what it is
+        wrong.append("lacks the attribute axis" if axis is None else f"gathers along axis {axis}, not 0")
+    if wrong:
+        raise refuse("TP461", where, "; ".join(wrong), "Compile the model again")
+    reduce_op = "sum" if op == "all_reduce" else "none"
+    return Collective(op, node.input[0], node.output[0], node.name, size or 0, reduce_op=reduce_op)
+
+
+def _operand_faults(node: onnx.NodeProto) -> list[str]:
+    if (len(node.input), len(node.output)) == (1, 1):
+        return []
+    return [f"has {len(node.input)} inputs and {len(node.output)} outputs, not one of each"]
+
+
 def _form_faults(node: onnx.NodeProto, found: dict[str, onnx.AttributeProto]) -> list[str]:
     wrong = []
     if not is_collective(node):
         wrong.append(f"is {node.domain or 'ai.onnx'}.{node.op_type}, not {DOMAIN}.{OP_TYPE}")
-    if (len(node.input), len(node.output)) != (1, 1):
-        wrong.append(f"has {len(node.input)} inputs and {len(node.output)} outputs, not one of each")
+    wrong += _operand_faults(node)
     for name, (kind, _) in _ATTRIBUTES.items():
         if name not in found:
             wrong.append(f"lacks the attribute {name}")

@@ -11,7 +11,7 @@ import onnx
 
 from tpcompile.bundle.manifest import CollectiveEntry
 from tpcompile.errors import Fault, Refused
-from tpcompile.targets.collectives import is_collective, read_collective, register_schema
+from tpcompile.targets.collectives import is_collective, is_ort_collective, read_collective, register_schema
 from tpcompile.verify.branches import graphs, walk
 from tpcompile.verify.files import Bundle, ModelFile, attribute
 from tpcompile.verify.inputs import input_values, spelled
@@ -146,13 +146,10 @@ def _group_faults(bundle: Bundle) -> Iterator[Fault]:
             ):
                 yield Fault("TP522", f"rank {rank}: {where}", f"its group is {group}, the ranks have {groups}", REMEDY)
                 return
-            if attribute(nodes[rank], "nb_rank") != len(group):
-                yield Fault(
-                    "TP522",
-                    f"rank {rank}: {where}",
-                    f"nb_rank is {attribute(nodes[rank], 'nb_rank')} for group {group}",
-                    REMEDY,
-                )
+            size = "group_size" if is_ort_collective(nodes[rank]) else "nb_rank"
+            said = attribute(nodes[rank], size, len(group))
+            if said != len(group):
+                yield Fault("TP522", f"rank {rank}: {where}", f"{size} is {said} for group {group}", REMEDY)
                 return
         entries = bundle.manifest.collectives
         if at < len(entries) and _listed_groups(entries[at], bundle.tp) != {tuple(group) for group in groups}:

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tpcompile.bundle.manifest import IOEntry, Manifest
+from tpcompile.bundle.manifest import DIALECTS, IOEntry, Manifest
 from tpcompile.errors import refuse
 from tpcompile.plan.explain import bytes_text
 from tpcompile.verify.files import REWRITE, Bundle, open_bundle, tensor_bytes
@@ -140,10 +140,11 @@ def contents_json(bundle: Bundle, weights: Sequence[StoredWeight]) -> dict[str, 
 def print_contents(bundle: Bundle, weights: Sequence[StoredWeight], console: Console, shown: int) -> None:
     """A bundle for people: ranks, inputs, outputs, weights, collectives; at most `shown` rows of the last two."""
     manifest = bundle.manifest
+    dialect = "" if manifest.dialect == DIALECTS[0] else f" in the dialect {manifest.dialect}"
     console.print(
         f"[bold]{escape(str(bundle.folder))}[/]  {escape(manifest.source.file)} "
         f"({bytes_text(manifest.source.bytes)}) on {manifest.world_size} ranks, "
-        f"tp {manifest.mesh.tp} × pp {manifest.mesh.pp}, written by tpcompile {escape(manifest.tpcompile)}\n"
+        f"tp {manifest.mesh.tp} × pp {manifest.mesh.pp}, written by tpcompile {escape(manifest.tpcompile)}{dialect}\n"
     )
     ranks = _table("rank", "weights", "model", "files")
     for entry in manifest.ranks:

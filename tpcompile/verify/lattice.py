@@ -297,12 +297,25 @@ class Lies:
         return "; ".join(parts) or "whole"
 
 
+@dataclass(frozen=True, eq=False)
+class Stacked:
+    """What all ranks have of a partial value, along a new first axis, on every rank: to be reduced over it by `reduce`.
+
+    `axes` and `shares` are those of the partial value.
+    """
+
+    axes: tuple[Axis, ...]
+    shares: Shares
+    reduce: str
+    value = "the parts of a partial value beside each other"
+
+
 class Free(enum.Enum):
     VARIES = "its own on each rank"
     UNKNOWN = "not decided"
 
 
-State = Lies | Free
+State = Lies | Stacked | Free
 
 
 def whole_value(shape: Sequence[int], tp: int) -> Lies:

@@ -17,7 +17,7 @@ import onnxruntime as ort  # type: ignore[import-untyped]
 from tpcompile.bundle.manifest import Placement
 from tpcompile.errors import refuse
 from tpcompile.graph.scopes import read_names
-from tpcompile.targets.collectives import holds_collective, is_joint
+from tpcompile.targets.collectives import holds_collective, is_joint, read_collective
 from tpcompile.verify.branches import SIDES, branches, graphs
 from tpcompile.verify.files import Array, Bundle, ModelFile, attribute
 from tpcompile.verify.shelf import Shelf
@@ -243,7 +243,8 @@ def perform(nodes: Sequence[onnx.NodeProto], inputs: Sequence[Array]) -> list[Ar
     results = []
     for rank, node in enumerate(nodes):
         where, group = f"rank {rank}: {node.name or node.output[0]}", group_of(node, len(nodes))
-        kind, reduce, root = (attribute(node, name) for name in ("collective_operation", "reduce_op", "root"))
+        call = read_collective(node)
+        kind, reduce, root = call.op, call.reduce_op, call.root
         if rank not in group or any(other not in range(len(nodes)) for other in group):
             raise refuse("TP530", where, f"has group {group} on rank {rank} of {len(nodes)}", REMEDY)
         parts = [inputs[other] for other in group]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import onnx
 
+from tpcompile.targets.collectives import is_collective
 from tpcompile.verify.rules import (
     along,
     arithmetic,
@@ -139,7 +140,6 @@ RULES: dict[str, Rule] = {
     "ConstantOfShape": moves.constant,
     "Attention": attention.attention,
     "RotaryEmbedding": attention.rotary,
-    "DistCollective": collectives.dist_collective,
 }
 
 MICROSOFT: dict[str, Rule] = {
@@ -169,4 +169,6 @@ MICROSOFT: dict[str, Rule] = {
 
 def rule_of(node: onnx.NodeProto) -> Rule | None:
     """The rule of an operator; None where the checker has none."""
+    if is_collective(node):
+        return collectives.collective
     return (MICROSOFT if node.domain == "com.microsoft" else RULES).get(node.op_type)

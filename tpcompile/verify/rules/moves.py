@@ -9,7 +9,8 @@ import numpy as np
 
 from tpcompile.verify import lattice
 from tpcompile.verify.files import Array, attribute
-from tpcompile.verify.lattice import Axis, Lies, State
+from tpcompile.verify.lattice import Axis, Lies, Stacked, State
+from tpcompile.verify.rules.collectives import reduced_stack
 from tpcompile.verify.rules.site import Rule, Site, Undecided, broadcast, moved, summed_over
 
 
@@ -248,8 +249,10 @@ def tile(site: Site) -> list[State]:
 
 def reduce(site: Site) -> list[State]:
     """A sum or mean over a cut axis leaves a partial sum, a maximum a partial maximum; others need the axis whole."""
+    given, on = site.states[0], _numbers(site, 1, "axes")
+    if isinstance(given, Stacked):
+        return reduced_stack(site, given, on or [])
     state = site.lies(0)
-    on = _numbers(site, 1, "axes")
     on = (
         list(range(len(state.axes)))
         if not on and not site.attribute("noop_with_empty_axes", 0)

@@ -16,14 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import onnx
-import onnxruntime as ort  # type: ignore[import-untyped]
 
 from tpcompile.bundle.manifest import IOEntry, Manifest
 from tpcompile.errors import refuse
 from tpcompile.graph.scopes import subgraphs
 from tpcompile.run import arrays
+from tpcompile.run.executor import Memory, Value
 from tpcompile.run.mpi import World
-from tpcompile.run.tensors import Array, to_numpy
+from tpcompile.run.tensors import Array
 from tpcompile.targets.collectives import holds_collective
 
 FILE_NAME = "dump.json"
@@ -52,11 +52,11 @@ class Dump:
             raise refuse("TP615", f"--dump {self.pattern}", "no value of the rank models has such a name",
                          "Quote the pattern; '*' dumps every value")  # fmt: skip
 
-    def note(self, values: Mapping[str, ort.OrtValue], made: Iterable[str]) -> None:
+    def note(self, memory: Memory, values: Mapping[str, Value], made: Iterable[str]) -> None:
         """Copy those of the values just made that are asked for: their memory may be worked in later."""
         for name in made:
             if name in self.places:
-                self._copies[name] = to_numpy(values[name]).copy()
+                self._copies[name] = memory.to_numpy(values[name])
 
     def write(self, folder: Path, world: World) -> None:
         """Write this rank's copies, and from rank 0 what they are; a folder that is there is written into.

@@ -69,11 +69,12 @@ def _inputs(manifest: Manifest, arguments: argparse.Namespace) -> dict[str, Arra
 def _finish(runner: RankRunner, arguments: argparse.Namespace, outputs: dict[str, Array], seconds: float) -> None:
     """What rank 0 does with the outputs; the others wait, so that none leaves before a failure is known."""
     world, failure = runner.world, None
-    if runner.segments.dump is not None:
+    dump = runner.model.dump
+    if dump is not None:
         folder = Path(arguments.dump_to or f"{Path(arguments.bundle).resolve()}.dump")
-        runner.segments.dump.write(folder, world)
+        dump.write(folder, world)
         if world.rank == 0:
-            print(f"{len(runner.segments.dump.places)} values of each rank in {folder}")
+            print(f"{len(dump.places)} values of each rank in {folder}")
     if world.rank == 0:
         for name, array in outputs.items():
             print(f"{name}: {array.dtype}{list(array.shape)}")

@@ -1,43 +1,38 @@
-"""A rank's model as a chain of ONNX Runtime sessions with collectives between them.
+"""A rank's model as a chain of segments with collectives between them, whatever computes them (an `Executor`).
 
-Weights stay in their files: each session maps them from the bundle's folder, and without prepacking nothing is copied,
-so that a start takes a fraction of a second whatever the size (docs/performance.md).
+Weights stay in their files: what loads a segment maps them from the bundle's folder, so that on a CPU a start takes a
+fraction of a second whatever the size (docs/performance.md).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 import onnx
-import onnxruntime as ort  # type: ignore[import-untyped]
 
-from tpcompile.bundle.manifest import RankEntry
+from tpcompile.bundle.manifest import Manifest, RankEntry
 from tpcompile.errors import Fault, RankFailed, refuse
 from tpcompile.graph.scopes import subgraphs
 from tpcompile.run.bfloat16 import compute_in_float32
 from tpcompile.run.dump import Dump
-from tpcompile.run.mpi import World, perform
-from tpcompile.run.split import Branch, Choice, Segment, Stage, collectives, split
-from tpcompile.run.tensors import ELEMENT_OF_ORT, view
+from tpcompile.run.executor import Executor, Loaded, Memory, Value
+from tpcompile.run.mpi import World
+from tpcompile.run.split import Branch, Choice, Exchange, Segment, Stage, collectives, split
 from tpcompile.run.watchdog import Watchdog
 from tpcompile.targets.collectives import DOMAIN, Collective
 from tpcompile.weights.checksum import KEY as CHECKSUM
 from tpcompile.weights.checksum import edge_checksum
 
-Values = dict[str, ort.OrtValue]
-ERROR_LEVEL = 3
+Values = dict[str, Value]
 
 
 @dataclass
-class _Session:
+class _Segment:
     """One segment ready to run; `released` are values that nobody reads after it."""
 
-    session: Any
-    binding: Any
+    loaded: Loaded
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     released: tuple[str, ...] = ()
@@ -73,7 +68,7 @@ class _Collective:
 class _Chain:
     """Stages that run one after the other: a whole graph, or one branch of a choice with the values it captures."""
 
-    stages: list[_Session | _Collective | _Choice]
+    stages: list[_Segment | _Collective | _Choice]
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -110,8 +105,8 @@ class SegmentRunner:
     a copy of the values it asks for.
 
     Raises:
-        Refused: TP605 the model file cannot be read or reads files that the bundle does not list; TP606 ONNX Runtime
-            cannot load a segment; TP602 collectives inside a loop.
+        Refused: TP605 the model file cannot be read or reads files that the bundle does not list; TP606 a segment
+            cannot be loaded; TP602 collectives inside a loop.
     """
 
     def __init__(
@@ -120,45 +115,82 @@ class SegmentRunner:
         entry: RankEntry,
         world: World,
         watchdog: Watchdog,
+        executor: Executor,
         *,
-        prepack: bool,
         dump: Dump | None = None,
     ) -> None:
         self.world, self.watchdog, self.dump = world, watchdog, dump
+        self.executor = executor
+        self.memory: Memory = executor
         model = _read_model(folder / entry.model, {data.file for data in entry.data})
         if dump is not None:
             dump.choose(model.graph)
-        compute_in_float32(model.graph)
-        self.stages = split(model.graph, dump.places if dump is not None else ())
-        builder = _Builder(model, folder, _session_options(folder, world, prepack), len(list(collectives(self.stages))))
+        if not executor.keeps_halves:
+            compute_in_float32(model.graph)
+        shown = dump.places if dump is not None else ()
+        self.stages = split(model.graph, shown, widen=not executor.keeps_halves)
+        builder = _Builder(model, executor, len(list(collectives(self.stages))))
         stored = {tensor.name for tensor in model.graph.initializer}
         self.inputs = tuple(value.name for value in model.graph.input if value.name not in stored)
         self.outputs = tuple(value.name for value in model.graph.output)
         self._chain = builder.chain(self.stages, self.inputs, self.outputs)
 
-    def run(self, feeds: Mapping[str, ort.OrtValue]) -> Values:
+    def contradiction(self, manifest: Manifest, rank: int) -> str | None:
+        """Where bundle.json says something else than the model of `rank`."""
+        for side, listed, names in (
+            ("inputs", manifest.inputs, self.inputs),
+            ("outputs", manifest.outputs, self.outputs),
+        ):
+            if list(listed) != list(names):
+                return f"lists {side} {', '.join(listed)}, and the model of rank {rank} has {', '.join(names)}"
+        calls = list(collectives(self.stages))
+        entries = manifest.collectives
+        if len(calls) != len(entries):
+            return f"lists {len(entries)} collectives, and the model of rank {rank} runs {len(calls)}"
+        for call, entry in zip(calls, entries, strict=True):
+            if call.op != entry.op or (call.groups or ()) not in (entry.groups or ((),)):
+                listed_groups = " ".join(str(list(group)) for group in entry.groups) or "of all"
+                found = f"{call} in group {list(call.groups) or 'of all'}"
+                return f"lists collective {entry.index} as {entry.op} in groups {listed_groups}; it is {found}"
+        return None
+
+    def calls(self) -> list[tuple[str, list[int], int]]:
+        """The collectives in order; each branch of an If between marks of its own."""
+        return list(_calls(self.stages))
+
+    def join(self) -> None:
+        """Make the communicators, together with all ranks."""
+        found = list(collectives(self.stages))
+        self.world.join_groups(found)
+        self.executor.join(found, self.watchdog)
+
+    def run(self, feeds: Mapping[str, Value]) -> Values:
         """This rank's outputs for this rank's inputs. Inputs are never written to; outputs are new memory each time."""
-        return self._follow(self._chain, dict(feeds))
+        made = self._follow(self._chain, dict(feeds))
+        self.executor.finish()
+        return made
 
     def _follow(self, chain: _Chain, values: Values) -> Values:
         """The outputs of `chain`; `values` are those it reads, and are used up."""
         if self.dump is not None:
-            self.dump.note(values, values)
+            self.dump.note(self.executor, values, values)
         for stage in chain.stages:
-            if isinstance(stage, _Session):
-                _compute(stage, values)
+            if isinstance(stage, _Segment):
+                values.update(zip(stage.outputs, stage.loaded.run(values), strict=True))
             elif isinstance(stage, _Choice):
-                taken = stage.branches[self._agreed(stage.found, bool(view(values[stage.found.condition]).item()))]
+                mine = bool(self.executor.view(values[stage.found.condition]).item())
+                taken = stage.branches[self._agreed(stage.found, mine)]
                 made = self._follow(taken, {name: values[name] for name in taken.inputs})
                 values.update(zip(stage.found.outputs, (made[name] for name in taken.outputs), strict=True))
             else:
                 self.watchdog.waits(stage.label)
-                values[stage.found.output] = perform(
-                    self.world, stage.found, values[stage.found.input], owned=stage.owned
+                given = values[stage.found.input]
+                values[stage.found.output] = self.executor.perform(
+                    stage.found, given, owned=stage.owned, label=stage.label
                 )
                 self.watchdog.goes_on()
             if self.dump is not None:
-                self.dump.note(values, stage.makes)
+                self.dump.note(self.executor, values, stage.makes)
             for name in stage.released:
                 del values[name]
         return {name: values[name] for name in chain.outputs}
@@ -179,23 +211,23 @@ class SegmentRunner:
         return mine
 
 
-def _compute(stage: _Session, values: Values) -> None:
-    """Run one session, binding each input where it lies and letting ONNX Runtime place the outputs anew."""
-    for name in stage.inputs:
-        stage.binding.bind_ortvalue_input(name, values[name])
-    for name in stage.outputs:
-        stage.binding.bind_output(name, "cpu")
-    stage.session.run_with_iobinding(stage.binding)
-    values.update(zip(stage.outputs, stage.binding.get_outputs(), strict=True))
-    stage.binding.clear_binding_inputs()
-    stage.binding.clear_binding_outputs()  # else the next run would write into memory that is still in use
+def _calls(stages: Sequence[Stage]) -> Iterator[tuple[str, list[int], int]]:
+    for stage in stages:
+        if isinstance(stage, Exchange):
+            yield str(stage.collective), list(stage.collective.groups), stage.collective.root
+        elif isinstance(stage, Choice):
+            yield f"the then_branch of If {stage.name}", [], -1
+            yield from _calls(stage.then_branch.stages)
+            yield f"the else_branch of If {stage.name}", [], -1
+            yield from _calls(stage.else_branch.stages)
+            yield f"the end of If {stage.name}", [], -1
 
 
 class _Builder:
     """Makes stages one after the other: each learns the types of its inputs from those before it."""
 
-    def __init__(self, model: onnx.ModelProto, folder: Path, options: Any, collectives: int) -> None:
-        self.model, self.folder, self.options, self.count = model, folder, options, collectives
+    def __init__(self, model: onnx.ModelProto, executor: Executor, collectives: int) -> None:
+        self.model, self.executor, self.count = model, executor, collectives
         self.delivered = 0
         self.initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         self.known = {value.name: value for value in model.graph.input}
@@ -203,10 +235,10 @@ class _Builder:
         self.declared = {value.name: value for value in [*model.graph.value_info, *model.graph.output]}
 
     def chain(self, stages: Sequence[Stage], inputs: tuple[str, ...], outputs: tuple[str, ...]) -> _Chain:
-        made: list[_Session | _Collective | _Choice] = []
+        made: list[_Segment | _Collective | _Choice] = []
         for stage in stages:
             if isinstance(stage, Segment):
-                made.append(self.session(stage))
+                made.append(self.segment(stage))
             elif isinstance(stage, Choice):
                 made.append(self.choice(stage))
             else:
@@ -240,7 +272,7 @@ class _Builder:
         self.initializers, self.declared = outside
         return chain
 
-    def session(self, segment: Segment) -> _Session:
+    def segment(self, segment: Segment) -> _Segment:
         graph = onnx.GraphProto(name="segment")
         graph.node.extend(segment.nodes)
         graph.input.extend(self.known[name] for name in segment.inputs)
@@ -248,15 +280,13 @@ class _Builder:
         graph.initializer.extend(self.initializers[name] for name in segment.initializers)
         part = onnx.ModelProto(ir_version=self.model.ir_version, graph=graph, functions=self.model.functions)
         part.opset_import.extend(opset for opset in self.model.opset_import if opset.domain != DOMAIN)
-        try:
-            made = ort.InferenceSession(part.SerializeToString(), self.options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            fact = f"ONNX Runtime {ort.__version__} cannot load this model ({error})"
-            remedy = "Check that the source model loads there: the CPU lacks kernels for some operators and types"
-            raise refuse("TP606", str(self.folder), fact, remedy) from None
-        for output in made.get_outputs():
-            self._learn(output.name, output.type, output.shape)
-        return _Session(made, made.io_binding(), segment.inputs, segment.outputs)
+        loaded = self.executor.load(part, segment.inputs, segment.outputs)
+        for name, element, shape in loaded.made:
+            value = onnx.ValueInfoProto(name=name)
+            value.type.tensor_type.elem_type = element
+            self._shape(value, shape)
+            self.known[name] = value
+        return _Segment(loaded, segment.inputs, segment.outputs)
 
     def deliver(self, found: Collective) -> None:
         """Note the type of what a collective gives: that of its input, the shape as the file declares it."""
@@ -268,16 +298,7 @@ class _Builder:
             self._shape(value, shape)
         self.known[found.output] = value
 
-    def _learn(self, name: str, kind: str, shape: list[int | str | None]) -> None:
-        if kind not in ELEMENT_OF_ORT:
-            raise refuse("TP606", str(self.folder), f"'{name}' is of type {kind}, which cannot pass between segments",
-                         "Keep sequences, optionals and strings away from collectives")  # fmt: skip
-        value = onnx.ValueInfoProto(name=name)
-        value.type.tensor_type.elem_type = ELEMENT_OF_ORT[kind]
-        self._shape(value, shape)
-        self.known[name] = value
-
-    def _shape(self, value: onnx.ValueInfoProto, shape: list[int | str | None]) -> None:
+    def _shape(self, value: onnx.ValueInfoProto, shape: Sequence[int | str | None]) -> None:
         """Declare sizes; symbols only where the model's inputs use them: others mean nothing across sessions."""
         value.type.tensor_type.shape.SetInParent()
         for size in shape:
@@ -323,34 +344,3 @@ def _is_changed(folder: Path, tensor: onnx.TensorProto) -> bool:
         return False
     found = edge_checksum(folder / place["location"], int(place.get("offset", 0)), int(place.get("length", 0)))
     return found != said
-
-
-def _session_options(folder: Path, world: World, prepack: bool) -> Any:
-    """No spinning while a rank waits, weights mapped from the bundle's folder, memory shared between segments."""
-    shares = world.shares_threads and world.threads > 1
-    _prepare_process(world.threads if shares else 0)
-    options = ort.SessionOptions()
-    options.use_per_session_threads = not shares
-    options.intra_op_num_threads = world.threads
-    options.inter_op_num_threads = 1
-    options.log_severity_level = ERROR_LEVEL
-    options.add_session_config_entry("session.use_env_allocators", "1")
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder.resolve()))
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    options.add_session_config_entry("session.force_spinning_stop", "1")
-    if not prepack:
-        options.add_session_config_entry("session.disable_prepacking", "1")
-    return options
-
-
-@cache
-def _prepare_process(threads: int) -> None:
-    """What ONNX Runtime has once per process.
-
-    One arena for all segments, so that each finds in the cache what the last one used, and one pool of `threads`:
-    0 for none, since once it is there every session of the process must use it, those of the user too.
-    """
-    memory = ort.OrtMemoryInfo("Cpu", ort.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, ort.OrtMemType.DEFAULT)
-    ort.create_and_register_allocator(memory, None)
-    if threads:
-        ort.set_global_thread_pool_sizes(threads, 1)

@@ -83,17 +83,18 @@ class Choice:
 Stage = Segment | Exchange | Choice
 
 
-def split(graph: onnx.GraphProto, shown: Container[str] = ()) -> list[Stage]:
+def split(graph: onnx.GraphProto, shown: Container[str] = (), *, widen: bool = True) -> list[Stage]:
     """The stages of `graph` in the order they run. Nodes must be in topological order, as ONNX demands.
 
     Values named in `shown` leave their segment, and their memory is not worked in, though nobody else may read them.
+    `widen`: sums of narrow floats are made in float32.
 
     Raises:
         Refused: TP602 a collective inside a Loop or Scan; TP461 a collective that contradicts itself.
     """
-    nodes = _widened(graph)
+    nodes = _widened(graph) if widen else list(graph.node)
     _refuse_collectives_in_loops(nodes)
-    return list(_Splitter(graph, nodes, shown).stages())
+    return list(_Splitter(graph, nodes, shown, widen).stages())
 
 
 def collectives(stages: Iterable[Stage]) -> Iterator[Collective]:
@@ -109,8 +110,10 @@ def collectives(stages: Iterable[Stage]) -> Iterator[Collective]:
 class _Splitter:
     """What is known of a graph while it is cut: levels of moving values, nodes of fixed ones, who reads what."""
 
-    def __init__(self, graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], shown: Container[str]) -> None:
-        self.shown = shown
+    def __init__(
+        self, graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto], shown: Container[str], widen: bool
+    ) -> None:
+        self.shown, self.widen = shown, widen
         self.stored = {tensor.name: tensor for tensor in graph.initializer}
         self.given = {value.name for value in graph.input} - self.stored.keys()
         self.outputs = [value.name for value in graph.output]
@@ -187,7 +190,7 @@ class _Splitter:
         graph.input.extend(onnx.ValueInfoProto(name=name) for name in captured if name in self.level)
         graph.initializer.extend(inner.initializer)
         graph.initializer.extend(self.stored[name] for name in read if name in self.stored)
-        return Branch(graph, tuple(split(graph, self.shown)))
+        return Branch(graph, tuple(split(graph, self.shown, widen=self.widen)))
 
     def _segment(
         self, depth: int, own: list[onnx.NodeProto], after: Sequence[Sequence[onnx.NodeProto]]

@@ -12,6 +12,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 
+from tests.rules.forced import run_whole
 from tests.rules.sample import Array, Sample
 from tpcompile.targets.lowering import Lowered, lower
 
@@ -75,7 +76,7 @@ def error_of(sample: Sample, folder: Path) -> float:
     """How far the lowered model departs from the sample's."""
     model = sample.model()
     feeds = sample.feeds(model)
-    return largest_error(run(model, folder, feeds), run(lowered(sample, folder).without_hints(), folder, feeds))
+    return largest_error(run_whole(model, feeds), run(lowered(sample, folder).without_hints(), folder, feeds))
 
 
 def build_faults(samples: Sequence[Sample], folder: Path) -> dict[str, list[str]]:

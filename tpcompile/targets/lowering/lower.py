@@ -53,37 +53,45 @@ def lower(model: onnx.ModelProto, folder: Path, data_file: str) -> Lowered:
     types = ValueTypes.of(model, folder)
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
     store = Store(folder, data_file, dict(stored), _all_names(model.graph))
+    read = frozenset(_read(model.graph)) - {""}
     made = copy_without_weights(model)
     opset = next((entry.version for entry in model.opset_import if entry.domain in ONNX_DOMAINS), 1)
     changes: Counter[str] = Counter()
     left: dict[str, str] = {}
-    _lower_graph(made.graph, opset, types, store, changes, left)
-    read = set(_read(made.graph))
+    _lower_graph(made.graph, opset, types, store, read, changes, left)
+    still_read = set(_read(made.graph))
     for tensor in (*stored.values(), *store.added):
-        if tensor.name in read:
+        if tensor.name in still_read:
             made.graph.initializer.append(tensor)
     return Lowered(made, dict(changes), left)
 
 
 def _lower_graph(
-    graph: onnx.GraphProto, opset: int, types: ValueTypes, store: Store, changes: Counter[str], left: dict[str, str]
+    graph: onnx.GraphProto,
+    opset: int,
+    types: ValueTypes,
+    store: Store,
+    read: frozenset[str],
+    changes: Counter[str],
+    left: dict[str, str],
 ) -> None:
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         domain = "" if node.domain in ONNX_DOMAINS else node.domain
         lowering = LOWERINGS.get((domain, node.op_type))
         if lowering is not None:
-            site = Site(node, opset, types, store)
+            site = Site(node, opset, types, store, read)
             try:
                 given = lowering(site)
             except NotLowered as reason:
                 left[node.name or node.output[0]] = str(reason)
             else:
-                nodes += _renamed(site, [given] if isinstance(given, str) else list(given))
-                changes[node.op_type] += 1
-                continue
+                if given is not None:
+                    nodes += _renamed(site, [given] if isinstance(given, str) else list(given))
+                    changes[node.op_type] += 1
+                    continue
         for inner in subgraphs(node):
-            _lower_graph(inner, opset, types, store, changes, left)
+            _lower_graph(inner, opset, types, store, read, changes, left)
         nodes.append(node)
     # A copy each: a message cannot be moved within its own list.
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
@@ -92,12 +100,12 @@ def _lower_graph(
 
 
 def _renamed(site: Site, given: list[str | None]) -> list[onnx.NodeProto]:
-    """The emitted nodes, with the node's own outputs in the place of the values given for them."""
+    """The emitted nodes, with the node's own outputs that are read in the place of the values given for them."""
     names = {}
     extra = []
     made = {name for node in site.emitted for name in node.output}
     for output, value in zip(site.node.output, [*given, *[None] * len(site.node.output)], strict=False):
-        if not output:
+        if output not in site.read:
             continue
         if value is None:
             raise ValueError(f"lowering {site.node.op_type} gives nothing for its output '{output}'")

@@ -13,8 +13,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from tpcompile.targets.lowering.site import Site
 
-Lowering = Callable[["Site"], str | Sequence[str | None]]
-"""Emits nodes and gives the values that stand for the node's outputs, in order; None for outputs that nobody reads."""
+Lowering = Callable[["Site"], str | Sequence[str | None] | None]
+"""Emits nodes and gives the values that stand for the node's outputs, in order; None for outputs that nobody reads.
+
+None instead of all: TensorRT takes this form as it is.
+"""
 LOWERINGS: dict[tuple[str, str], Lowering] = {}
 
 

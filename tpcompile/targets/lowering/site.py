@@ -103,6 +103,7 @@ class Site:
     opset: int
     types: ValueTypes
     store: Store
+    read: frozenset[str]
     emitted: list[NodeProto] = field(default_factory=list)
 
     # -- what the node says ----------------------------------------
@@ -126,8 +127,8 @@ class Site:
         return str(self.node.input[index])
 
     def wants(self, index: int) -> bool:
-        """Whether the node has output `index`."""
-        return index < len(self.node.output) and bool(self.node.output[index])
+        """Whether the node has output `index` and anything reads it."""
+        return index < len(self.node.output) and self.node.output[index] in self.read
 
     def output(self, index: int) -> str:
         """The name of output `index`, "" where the node lacks it."""
@@ -183,6 +184,8 @@ class Site:
         base = next(filter(None, self.node.output), self.node.name)
         outputs = [self.store.name(f"{base}.{op.lower()}") for _ in range(count)]
         given = [name or "" for name in inputs]
+        while given and not given[-1]:
+            given.pop()
         known = {key: value for key, value in attributes.items() if value is not None}
         self.emitted.append(helper.make_node(op, given, outputs, name=outputs[0], domain=domain, **known))
         return outputs
@@ -203,6 +206,14 @@ class Site:
     def cast(self, x: str, dtype: str) -> str:
         """`x` as another type."""
         return self.emit("Cast", [x], to=ONNX_DTYPES[dtype])
+
+    def wide(self, x: str) -> str:
+        """A value of the model in single precision at least."""
+        return self.cast(x, "float32") if self.dtype(x) in ("float16", "bfloat16") else x
+
+    def narrowed(self, x: str, like: str) -> str:
+        """What was computed from `wide` values, as the type of value `like`."""
+        return self.cast(x, self.dtype(like)) if self.dtype(like) in ("float16", "bfloat16") else x
 
     def reshape(self, x: str, *sizes: int) -> str:
         """`x` in another shape: 0 keeps a size, one -1 takes the rest."""

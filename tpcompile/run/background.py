@@ -59,6 +59,14 @@ class BackgroundRanks:
         """Greedy decoding; see `InferenceSession.decode`."""
         return self._call({"call": "decode", "steps": steps}, feeds)
 
+    def extend(self, sequence: int, output_names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The next tokens of a sequence; see `InferenceSession.extend`."""
+        return self._call({"call": "extend", "sequence": sequence, "outputs": list(output_names)}, feeds)
+
+    def forget(self, sequence: int) -> None:
+        """End a sequence; see `InferenceSession.forget`."""
+        self._call({"call": "forget", "sequence": sequence}, {})
+
     def _call(self, head: Mapping[str, Any], feeds: Mapping[str, Array]) -> dict[str, Array]:
         if not self._end.alive:
             raise refuse("TP613", "session", "its ranks have ended", "Make a new InferenceSession")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -145,18 +146,48 @@ def _past(manifest: Manifest, feeds: Mapping[str, Array]) -> int:
     return grown[0] if grown else 0
 
 
+def following(manifest: Manifest, whole: Mapping[str, Array], feeds: Mapping[str, Array]) -> dict[str, Array]:
+    """All whole inputs but caches for the tokens in `feeds`, after a step whose whole inputs were `whole`.
+
+    What `feeds` leaves out goes on as decoding has it: the mask sees all tokens, positions ascend.
+
+    Raises:
+        Refused: TP621 an input that does not fit, or is a cache; TP622 no tokens, or of another batch; TP623 an input
+            that is left out, and has no role that says how it goes on.
+    """
+    name = manifest.roles[TOKENS]
+    tokens = feeds.get(name)
+    if tokens is None or tokens.ndim != 2 or len(tokens) != len(whole[name]):
+        raise refuse("TP622", f"input {name}", "going on needs the next token ids of the same batch",
+                     f"Give integers of shape [{len(whole[name])}, sequence]")  # fmt: skip
+    for other in _undriven(manifest):
+        if other not in feeds:
+            fact = "decoding does not know how it changes from step to step"
+            raise refuse("TP623", f"input {other}", fact, "Give it with the tokens")
+    caches = {pair.input for pair in manifest.state}
+    parts.check_feeds(without(manifest, caches), made := advance(manifest, whole, tokens) | dict(feeds))
+    return made
+
+
+def without(manifest: Manifest, inputs: Container[str]) -> Manifest:
+    """The manifest as if the model had no such inputs."""
+    return replace(manifest, inputs={name: entry for name, entry in manifest.inputs.items() if name not in inputs})
+
+
 def advance(manifest: Manifest, whole: Mapping[str, Array], following: Array) -> dict[str, Array]:
-    """The whole inputs of the next step, caches aside, after the tokens `following`, [batch, 1]."""
+    """The whole inputs of the next step, caches aside, after the tokens `following`, [batch, count]."""
     made, roles = dict(whole), manifest.roles
     tokens, mask, positions = roles["tokens"], roles.get("mask"), roles.get("positions")
     following = following.astype(whole[tokens].dtype)
-    keeps = not manifest.state
+    keeps, count = not manifest.state, following.shape[1]
     made[tokens] = np.concatenate([whole[tokens], following], axis=1) if keeps else following
     if mask in made:
-        made[mask] = _mask_after(whole[mask], _mask_is_fixed(manifest))
+        for _ in range(count):
+            made[mask] = _mask_after(made[mask], _mask_is_fixed(manifest))
     if positions in made:
-        last = whole[positions][..., -1:] + 1
-        made[positions] = np.concatenate([whole[positions], last], axis=-1) if keeps else last
+        last = whole[positions][..., -1:]
+        after = last + np.arange(1, count + 1, dtype=last.dtype)
+        made[positions] = np.concatenate([whole[positions], after], axis=-1) if keeps else after
     return made
 
 

@@ -18,6 +18,7 @@ from tpcompile.run.executor import Executor, RankModel, Value
 from tpcompile.run.launch import wrong_rank_count
 from tpcompile.run.mpi import World, start
 from tpcompile.run.segments import SegmentRunner
+from tpcompile.run.sequences import Sequences
 from tpcompile.run.tensors import Array
 from tpcompile.run.watchdog import Board, Watchdog
 
@@ -92,20 +93,35 @@ class RankRunner:
 
     def __init__(self, manifest: Manifest, model: RankModel, world: World, watchdog: Watchdog) -> None:
         self.manifest, self.model, self.world, self.watchdog = manifest, model, world, watchdog
+        self.sequences = Sequences(self)
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Whole outputs by name, on every rank, for whole inputs."""
         parts.check_feeds(self.manifest, feeds)
-        unknown = [name for name in output_names if name not in self.manifest.outputs]
-        if unknown:
-            raise refuse("TP621", "outputs", f"{', '.join(unknown)} is no output of this model",
-                         f"It has {', '.join(self.manifest.outputs)}")  # fmt: skip
+        self.check_outputs(output_names)
+        self.sequences.put_aside()
         found = self.step({name: self.local(name, array) for name, array in feeds.items()})
         return {name: self.whole(name, found[name]) for name in output_names}
 
     def decode(self, feeds: Mapping[str, Array], steps: int) -> dict[str, Array]:
         """Greedy decoding; see `decode.greedy`."""
+        self.sequences.put_aside()
         return decode.greedy(self, feeds, steps)
+
+    def extend(self, sequence: int, output_names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The next tokens of a sequence; see `Sequences.extend`."""
+        return self.sequences.extend(sequence, output_names, feeds)
+
+    def forget(self, sequence: int) -> None:
+        """End a sequence; see `Sequences.forget`."""
+        self.sequences.forget(sequence)
+
+    def check_outputs(self, names: Sequence[str]) -> None:
+        """Refuse (TP621) names that are no outputs."""
+        unknown = [name for name in names if name not in self.manifest.outputs]
+        if unknown:
+            raise refuse("TP621", "outputs", f"{', '.join(unknown)} is no output of this model",
+                         f"It has {', '.join(self.manifest.outputs)}")  # fmt: skip
 
     def close(self) -> None:
         """Nothing to end: the ranks belong to who started them."""

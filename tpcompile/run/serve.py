@@ -70,6 +70,11 @@ def _serve(arguments: argparse.Namespace, world: World) -> None:
 def _call(runner: RankRunner, head: Mapping[str, Any], arrays: Mapping[str, Array]) -> dict[str, Array]:
     if head["call"] == "decode":
         return runner.decode(arrays, head["steps"])
+    if head["call"] == "extend":
+        return runner.extend(head["sequence"], head["outputs"], arrays)
+    if head["call"] == "forget":
+        runner.forget(head["sequence"])
+        return {}
     return runner.run(head["outputs"], arrays)
 
 

@@ -41,6 +41,10 @@ class Runner(Protocol):
 
     def decode(self, feeds: Mapping[str, Array], steps: int) -> dict[str, Array]: ...
 
+    def extend(self, sequence: int, output_names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]: ...
+
+    def forget(self, sequence: int) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -95,6 +99,26 @@ class InferenceSession:
         wanted = list(self.manifest.outputs) if output_names is None else list(output_names)
         found = self._runner.run(wanted, _arrays(feeds))
         return [found[name] for name in wanted]
+
+    def extend(
+        self, sequence: int, feeds: Mapping[str, Array], output_names: Sequence[str] | None = None
+    ) -> dict[str, Array]:
+        """Feed the next tokens of a sequence, whose caches are kept on the ranks.
+
+        `sequence` is a number of your choice: the first call with it begins a sequence, `forget` ends it, and there
+        may be many side by side. `feeds` holds the tokens, [batch, count]; mask and positions may be left out. Returns
+        whole outputs by name: those of `output_names`, or all that are no caches.
+
+        Raises:
+            Refused: TP621 an input that does not fit; TP622, TP623 as for `decode`.
+        """
+        kept = {pair.output for pair in self.manifest.state}
+        wanted = [name for name in self.manifest.outputs if name not in kept] if output_names is None else output_names
+        return self._runner.extend(sequence, wanted, _arrays(feeds))
+
+    def forget(self, sequence: int) -> None:
+        """End a sequence and free its caches. Refuses (TP625) one that was never begun, or has ended."""
+        self._runner.forget(sequence)
 
     def decode(self, feeds: Mapping[str, Array], steps: int) -> dict[str, Array]:
         """Feed the likeliest token back `steps` times, caches kept on the ranks.

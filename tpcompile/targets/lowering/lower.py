@@ -12,7 +12,7 @@ import onnx
 from tpcompile.graph.contents import ONNX_DOMAINS
 from tpcompile.graph.scopes import read_names, subgraphs
 from tpcompile.targets.lowering.registry import LOWERINGS, NotLowered
-from tpcompile.targets.lowering.site import Site, Store, copy_without_weights
+from tpcompile.targets.lowering.site import Emitted, Site, Store, copy_without_weights
 from tpcompile.targets.lowering.types import ValueTypes
 
 HINT = "TRT_"
@@ -76,11 +76,12 @@ def _lower_graph(
     left: dict[str, str],
 ) -> None:
     nodes: list[onnx.NodeProto] = []
+    before: Emitted = {}
     for node in graph.node:
         domain = "" if node.domain in ONNX_DOMAINS else node.domain
         lowering = LOWERINGS.get((domain, node.op_type))
         if lowering is not None:
-            site = Site(node, opset, types, store, read)
+            site = Site(node, opset, types, store, read, before)
             try:
                 given = lowering(site)
             except NotLowered as reason:
@@ -117,6 +118,9 @@ def _renamed(site: Site, given: list[str | None]) -> list[onnx.NodeProto]:
         for field in (node.input, node.output):
             for position, name in enumerate(field):
                 field[position] = names.get(name, name)
+    for (op, domain, operands, attributes, count), outputs in site.fresh.items():
+        what = (op, domain, tuple(names.get(name, name) for name in operands), attributes, count)
+        site.before[what] = [names.get(name, name) for name in outputs]
     return [*site.emitted, *extra]
 
 

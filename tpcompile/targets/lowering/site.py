@@ -95,16 +95,27 @@ class Store:
             tensor.external_data.add(key=key, value=str(value))
 
 
+Emission = tuple[str, str, tuple[str, ...], str, int]
+"""What a node computes: operator, domain, operands, attributes, count of outputs."""
+Emitted = dict[Emission, list[str]]
+
+
 @dataclass
 class Site:
-    """A node that is being lowered. Nodes it emits come to stand in its place, in the order they were emitted."""
+    """A node that is being lowered. Nodes it emits come to stand in its place, in the order they were emitted.
+
+    A node that was emitted in this graph before (`before`), or by this site, is not emitted again: layers share what is
+    the same for all of them, such as masks and angles.
+    """
 
     node: NodeProto
     opset: int
     types: ValueTypes
     store: Store
     read: frozenset[str]
+    before: Emitted = field(default_factory=dict)
     emitted: list[NodeProto] = field(default_factory=list)
+    fresh: Emitted = field(default_factory=dict)
 
     # -- what the node says ----------------------------------------
 
@@ -160,6 +171,15 @@ class Site:
         if found is None:
             raise NotLowered(f"axis {axis} of '{name}' varies")
         return found
+
+    def same_length(self, x: str, axis: int, y: str, other: int, times: int = 1) -> bool:
+        """Whether an axis of `x` is `times` as long as one of `y`, whatever the inputs; False where it is unknown."""
+        one, two = self.types.lengths(x, axis), self.types.lengths(y, other)
+        return one is not None and two is not None and one == tuple(times * length for length in two)
+
+    def follows_shapes(self, name: str) -> bool:
+        """Whether a value is computed from shapes alone, so that it may be the length of an axis."""
+        return self.types.known(name)
 
     def is_stored(self, name: str) -> bool:
         """Whether a value is a stored tensor."""

@@ -42,3 +42,13 @@ class ValueTypes:
         if found is None or found.sizes is None:
             return None
         return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in found.sizes)
+
+    def lengths(self, name: str, axis: int) -> tuple[int, ...] | None:
+        """The size of an axis in each sample of input sizes, None where it is unknown."""
+        found = self.values.get(name)
+        return None if found is None or found.sizes is None else found.sizes[axis]
+
+    def known(self, name: str) -> bool:
+        """Whether the content of a value follows from the inputs' shapes."""
+        found = self.values.get(name)
+        return found is not None and found.known is not None

@@ -110,6 +110,8 @@ def _renamed(site: Site, given: list[str | None]) -> list[onnx.NodeProto]:
             continue
         if value is None:
             raise ValueError(f"lowering {site.node.op_type} gives nothing for its output '{output}'")
+        if value == output:  # it is stored now
+            continue
         if value in made and value not in names:
             names[value] = output
         else:  # an operand, or one value for two outputs

@@ -12,7 +12,8 @@ from tpcompile.targets.lowering.site import Site
 @lowering("", "MatMul")
 def matmul(site: Site) -> str | None:
     """A vector is a matrix of one row or one column: TensorRT's own reading of them fails beside batches."""
-    if 1 not in map(site.rank, site.node.input):
+    shapes = [site.types.shape(name) for name in site.node.input]
+    if all(shape is None or len(shape) != 1 for shape in shapes):
         return None
     return _matmul(site, *site.node.input)
 

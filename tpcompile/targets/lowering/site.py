@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from tpcompile.graph.tensors import ONNX_DTYPES, numpy_dtype
+from tpcompile.graph.tensors import ONNX_DTYPES, numpy_dtype, stored_bytes
 from tpcompile.targets.lowering.registry import NotLowered
 from tpcompile.targets.lowering.types import ValueTypes
 
@@ -79,19 +79,68 @@ class Store:
             tensor.raw_data = array.tobytes()
             self._constants[key] = name
         else:
-            self._append(tensor, array)
+            self._append(tensor, [array])
         self.tensors[name] = tensor
         self.added.append(tensor)
         return name
 
-    def _append(self, tensor: TensorProto, array: Array) -> None:
+    def add_in_parts(self, wanted: str, dtype: str, shape: Sequence[int], parts: Iterable[Array]) -> str:
+        """Store a new tensor whose bytes come in parts, one after the other; none is kept once it is written."""
+        size = stored_bytes(ONNX_DTYPES[dtype], shape)
+        tensor = TensorProto(name=self.name(wanted), data_type=ONNX_DTYPES[dtype], dims=tuple(shape))
+        if size < INLINE_BYTES:
+            tensor.raw_data = b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
+        else:
+            self._append(tensor, parts)
+        self.tensors[tensor.name] = tensor
+        self.added.append(tensor)
+        return tensor.name
+
+    def view(self, name: str, dtype: str, shape: Sequence[int]) -> str:
+        """The bytes of a stored tensor under another type and shape; nothing is copied where they lie in a file."""
+        return self.made_once((name, dtype, tuple(shape)), lambda: self.view_as(self.name(name), name, dtype, shape))
+
+    def view_as(self, own: str, name: str, dtype: str, shape: Sequence[int]) -> str:
+        """As `view`, under the name `own`, which no tensor has."""
+        source = self.tensors[name]
+        tensor = TensorProto(name=own, data_type=ONNX_DTYPES[dtype], dims=tuple(shape))
+        if source.data_location == TensorProto.EXTERNAL:
+            tensor.data_location = TensorProto.EXTERNAL
+            tensor.external_data.extend(source.external_data)
+        else:
+            tensor.raw_data = self.bytes_of(name).tobytes()
+        self.tensors[own] = tensor
+        self.added.append(tensor)
+        return own
+
+    def bytes_of(self, name: str) -> Array:
+        """The bytes of a stored tensor, smaller elements packed; mapped, not read, where they lie in a file."""
+        tensor = self.tensors[name]
+        size = stored_bytes(tensor.data_type, tensor.dims)
+        if tensor.data_location == TensorProto.EXTERNAL and size:
+            entries = {entry.key: entry.value for entry in tensor.external_data}
+            path, offset = self.folder / entries["location"], int(entries.get("offset", 0))
+            return np.memmap(path, dtype=np.uint8, mode="r", offset=offset, shape=(size,))
+        data = tensor.raw_data or numpy_helper.from_array(numpy_helper.to_array(tensor)).raw_data
+        return np.frombuffer(data, np.uint8)
+
+    def made_once(self, key: tuple[object, ...], make: Callable[[], str]) -> str:
+        """The name of a tensor that is made when `key` is first asked for."""
+        if key not in self._constants:
+            self._constants[key] = make()
+        return self._constants[key]
+
+    def _append(self, tensor: TensorProto, parts: Iterable[Array]) -> None:
         with (self.folder / self.data_file).open("ab") as file:
             file.seek(0, 2)
             offset = -(-file.tell() // ALIGNMENT) * ALIGNMENT
             file.truncate(offset)
-            array.tofile(file)
+            file.seek(0, 2)
+            for part in parts:
+                file.write(np.ascontiguousarray(part).data)
+            length = file.tell() - offset
         tensor.data_location = TensorProto.EXTERNAL
-        for key, value in (("location", self.data_file), ("offset", offset), ("length", array.nbytes)):
+        for key, value in (("location", self.data_file), ("offset", offset), ("length", length)):
             tensor.external_data.add(key=key, value=str(value))
 
 

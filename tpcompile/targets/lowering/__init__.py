@@ -4,10 +4,12 @@ The compiler's rank files stay as they are; a lowered model is made for the buil
 """
 
 from tpcompile.targets.lowering import attention as _attention  # noqa: F401 - fills the table
+from tpcompile.targets.lowering import attention_grouped as _attention_grouped  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import gelus as _gelus  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import in_blocks as _in_blocks  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import norms as _norms  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import products as _products  # noqa: F401 - fills the table
+from tpcompile.targets.lowering import rotary as _rotary  # noqa: F401 - fills the table
 from tpcompile.targets.lowering.lower import Lowered, lower
 
 __all__ = ["Lowered", "lower"]

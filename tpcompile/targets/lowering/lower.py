@@ -63,7 +63,18 @@ def lower(model: onnx.ModelProto, folder: Path, data_file: str) -> Lowered:
     for tensor in (*stored.values(), *store.added):
         if tensor.name in still_read:
             made.graph.initializer.append(tensor)
+    _settle(made.graph, types.settled)
     return Lowered(made, dict(changes), left)
+
+
+def _settle(graph: onnx.GraphProto, settled: Mapping[str, int]) -> None:
+    """Numbers for symbols that stand for one, as TensorRT wants to see them: in a cache, the size of a head."""
+    for info in (*graph.input, *graph.output, *graph.value_info):
+        for dim in info.type.tensor_type.shape.dim:
+            if dim.dim_param in settled:
+                dim.dim_value = settled[dim.dim_param]
+            elif dim.dim_param.isdecimal():  # exporters that write a number's name
+                dim.dim_value = int(dim.dim_param)
 
 
 def _lower_graph(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
@@ -18,9 +18,10 @@ from tpcompile.targets.collectives import register_schema
 
 @dataclass(frozen=True)
 class ValueTypes:
-    """What is known of values by name."""
+    """What is known of values by name; and symbols that turned out to be numbers."""
 
     values: dict[str, Value]
+    settled: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, model: onnx.ModelProto, folder: Path) -> ValueTypes:
@@ -52,3 +53,10 @@ class ValueTypes:
         """Whether the content of a value follows from the inputs' shapes."""
         found = self.values.get(name)
         return found is not None and found.known is not None
+
+    def settle(self, name: str, axis: int, size: int) -> None:
+        """An axis is of a fixed size by an operator's definition: so is its symbol, wherever that stands."""
+        found = self.values.get(name)
+        symbol = found.shape[axis] if found is not None and found.shape is not None else None
+        if isinstance(symbol, str):
+            self.settled[symbol] = size

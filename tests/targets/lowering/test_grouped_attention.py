@@ -1,0 +1,151 @@
+"""GroupQueryAttention is written in operators that TensorRT knows, whatever its caches are and however long a step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.rules.sample import Sample
+from tests.rules.samples.fused_attention import GROUPED
+from tests.targets.lowering.lowered import Array, build_faults, error_of, largest_error, lowered, run
+from tpcompile.targets.lowering import lower
+
+STEPS: dict[str, dict[str, int]] = {
+    "prompt": {"b": 2, "s": 5, "p": 0, "t": 5},
+    "token": {"b": 3, "s": 1, "p": 4, "t": 5},
+    "first token": {"b": 2, "s": 1, "p": 0, "t": 1},
+    "more of a prompt": {"b": 1, "s": 3, "p": 7, "t": 10},
+    "buffer, prompt": {"b": 2, "s": 5, "p": 9, "t": 5},
+    "buffer, token": {"b": 3, "s": 1, "p": 9, "t": 6},
+}
+LENGTHS = """one = Constant<value = int64[1] {1}>()
+    count = ReduceSum<keepdims = 0>(m, one)
+    less = Sub(count, one)
+    n = Cast<to = 6>(less)
+    sizes = Shape(m)
+    wide = Gather(sizes, one)
+    t = Cast<to = 6>(wide)"""
+
+
+def grown(projections: str, operands: str, attributes: str, note: str, more: str = "", stored: str = "") -> Sample:
+    """A sample whose lengths come from a mask of tokens, as exporters of decoders write it; 12 query heads on 3."""
+    return Sample(
+        "com.microsoft.GroupQueryAttention",
+        f"""({projections}, int64[b, t] m, KIND[b, 3, p, hd] pk, KIND[b, 3, p, hd] pv{more})
+        => (KIND[] y, KIND[] nk, KIND[] nv) <{stored}> {{ {LENGTHS}
+        y, nk, nv = com.microsoft.GroupQueryAttention<num_heads = 12, kv_num_heads = 3{attributes}>({operands}) }}""",
+        note=note,
+        values={"m": (1, 2)},
+        sizes={"hd": 16, **STEPS["token"]},
+    )
+
+
+def of(sample: Sample, kind: str) -> Sample:
+    """The sample in one of the two float types."""
+    note = sample.note if kind == "float" else f"{sample.note}, half precision"
+    return replace(sample, graph=sample.graph.replace("KIND", kind), note=note)
+
+
+TABLES = "KIND[12, 8] c, KIND[12, 8] d"
+APART = "KIND[b, s, 192] q, KIND[b, s, 48] k, KIND[b, s, 48] v"
+GROWN = [
+    grown("KIND[b, s, 288] x", "x, , , pk, pv, n, t", "", "packed"),
+    grown("KIND[b, s, 288] x", "x, , , pk, pv, n, t, c, d", ", do_rotary = 1", "packed, rotary", stored=TABLES),
+    grown(
+        APART,
+        "q, k, v, pk, pv, n, t, c, d",
+        ", do_rotary = 1, rotary_interleaved = 1, local_window_size = 3, softcap = 2.5, scale = 0.3",
+        "rotary of neighbours, a window, a soft cap",
+        stored=TABLES,
+    ),
+    grown(
+        APART,
+        "q, k, v, pk, pv, n, t, , , , a, sink",
+        "",
+        "a bias, sinks",
+        more=", KIND[1, 12, s, t] a",
+        stored="KIND[12] sink",
+    ),
+    grown(APART, "q, k, v, pk, pv, n, t, , , , a", ", smooth_softmax = 1", "one bias", more=", KIND[b, 1, s, t] a"),
+]
+COVERED = [sample for sample in GROUPED if sample.note != "scores"]
+
+
+@pytest.mark.parametrize("sizes", STEPS.values(), ids=list(STEPS))
+@pytest.mark.parametrize("sample", [of(sample, "float") for sample in GROWN], ids=str)
+def test_every_step_keeps_its_numbers(sample: Sample, sizes: Mapping[str, int], tmp_path: Path) -> None:
+    assert error_of(replace(sample, sizes={**sample.sizes, **sizes}), tmp_path) < 2e-6
+
+
+@pytest.mark.parametrize("sample", [of(sample, "float16") for sample in GROWN], ids=str)
+def test_half_precision(sample: Sample, tmp_path: Path) -> None:
+    assert error_of(sample, tmp_path) < 2e-3
+
+
+@pytest.mark.parametrize("sample", COVERED, ids=str)
+def test_numbers_stay(sample: Sample, tmp_path: Path) -> None:
+    assert error_of(sample, tmp_path) < 1e-6
+
+
+def with_lengths(sample: Sample, folder: Path, counts: list[int], **sizes: int) -> float:
+    """The error where each sequence has its own count of tokens after the step."""
+    sample = replace(sample, sizes={**sample.sizes, **sizes})
+    model = sample.model()
+    feeds: dict[str, Array] = sample.feeds(model)
+    feeds["m"] = np.asarray([[k < count for k in range(sizes["t"])] for count in counts], np.int64)
+    found = [run(model, folder, feeds), run(lowered(sample, folder).without_hints(), folder, feeds)]
+    for y, *_ in found:
+        for row, count in zip(y, counts, strict=True):
+            row[count:] = 0  # what padding attends to is nobody's business
+    return largest_error(*found)
+
+
+@pytest.mark.parametrize("sample", [of(sample, "float") for sample in GROWN], ids=str)
+def test_sequences_of_different_lengths(sample: Sample, tmp_path: Path) -> None:
+    assert with_lengths(sample, tmp_path, [5, 3, 4], b=3, s=5, p=0, t=5) < 2e-6  # a padded prompt
+    assert with_lengths(sample, tmp_path, [3, 6, 1], b=3, s=1, p=5, t=6) < 2e-6  # a token each
+    assert with_lengths(sample, tmp_path, [3, 6, 1], b=3, s=1, p=8, t=6) < 2e-6  # into buffers
+
+
+WINDOW = replace(
+    of(grown(APART, "q, k, v, pk, pv, n, t", ", local_window_size = 3, sliding_window_cache = 1", "window"), "float"),
+    sizes={"hd": 16, "b": 1, "s": 1, "p": 5, "t": 2},
+)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "total", "rows"),
+    [(1, 1, 3), (4, 4, 3), (4, 4, 5), (1, 5, 5), (1, 6, 5), (1, 9, 5), (3, 9, 5), (7, 7, 5), (8, 11, 4), (2, 40, 6)],
+)
+def test_a_cache_of_a_window_drops_what_is_out_of_sight(tokens: int, total: int, rows: int, tmp_path: Path) -> None:
+    sample = replace(WINDOW, sizes={**WINDOW.sizes, "s": tokens, "t": total, "p": rows})
+    model = sample.model()
+    feeds = sample.feeds(model)
+    before, after = (run(each, tmp_path, feeds) for each in (model, lowered(sample, tmp_path).without_hints()))
+    slack = rows - 3 + 1
+    held = total - slack * max(-((total - rows) // -slack), 0)  # rows beyond those say nothing
+    assert largest_error([y[:, :, :held] if y.ndim == 4 else y for y in before],
+                         [y[:, :, :held] if y.ndim == 4 else y for y in after]) < 1e-6  # fmt: skip
+
+
+@pytest.mark.parametrize("note", ["scores"])
+def test_what_is_left_says_why(note: str, tmp_path: Path) -> None:
+    sample = next(sample for sample in GROUPED if sample.note == note)
+    assert list(lower(sample.model(), tmp_path, "lowered.bin").left.values()) == ["scores are an output"]
+
+
+def test_the_size_of_a_head_is_written_where_a_cache_left_it_open(tmp_path: Path) -> None:
+    graph = lowered(of(GROWN[0], "float"), tmp_path).model.graph
+    past = next(info for info in graph.input if info.name == "pk")
+    assert [dim.dim_param or dim.dim_value for dim in past.type.tensor_type.shape.dim] == ["b", 3, "p", 16]
+
+
+def test_tensorrt_builds_it(tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="engines need tensorrt-rtx: pip install 'tpcompile[rtx]'")
+    samples = [of(sample, kind) for sample in GROWN for kind in ("float", "float16")]
+    samples += [replace(of(GROWN[1], "float"), note=note, sizes={"hd": 16, **sizes}) for note, sizes in STEPS.items()]
+    assert build_faults([*samples, *COVERED, WINDOW], tmp_path) == {}

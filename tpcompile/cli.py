@@ -1,4 +1,4 @@
-"""The command line: `tpcompile MODEL --tp N`, and plan, verify, run, inspect, diff, doctor."""
+"""The command line: `tpcompile MODEL --tp N`, and plan, verify, run, triton, inspect, diff, doctor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from tpcompile import __version__
 from tpcompile.errors import TpcompileError
 
-COMMANDS = ("plan", "verify", "run", "inspect", "diff", "doctor")
+COMMANDS = ("plan", "verify", "run", "triton", "inspect", "diff", "doctor")
 INTERRUPTED = 130
 OUR_FAULT = 1
 RUN_PACKAGES = ("onnxruntime", "mpi4py")
@@ -113,6 +113,10 @@ def _parser(command: str) -> argparse.ArgumentParser:
         from tpcompile.run.launch import add_launch_arguments
 
         add_launch_arguments(parser)
+    elif command == "triton":
+        from tpcompile.targets.triton import add_triton_arguments
+
+        add_triton_arguments(parser)
     elif command == "inspect":
         from tpcompile.verify.inspect import add_inspect_arguments
 
@@ -128,10 +132,11 @@ _DESCRIPTIONS = {
     "compile": "Compile a model for N ranks by tensor parallelism: one ONNX file per rank, collectives inside.\n\n"
     "  tpcompile model.onnx --tp 4            writes model.tp4/\n"
     "  tpcompile run model.tp4 --inputs x.npz runs it here; mpirun -n 4 tprun model.tp4 does the same\n\n"
-    "other commands: tpcompile plan | verify | run | inspect | diff | doctor (each has --help)",
+    "other commands: tpcompile plan | verify | run | triton | inspect | diff | doctor (each has --help)",
     "plan": "Show what would be cut, what that saves and costs, and why the rest stays whole; needs no weights.",
     "verify": "Hold a bundle against the model it was made from.",
     "run": "Run a bundle on this machine: starts mpirun with all its ranks.",
+    "triton": "Write a model repository for Triton Inference Server.",
     "inspect": "Show what a bundle holds: ranks, inputs, outputs, weights, collectives.",
     "diff": "Compare values that `tprun --dump GLOB` wrote with those of another run, and name the first that departs.",
     "doctor": "Check what running a bundle needs: MPI, ONNX Runtime, a bare AllReduce.",
@@ -207,6 +212,10 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
         from tpcompile.run.launch import run_command
 
         return run_command(arguments)
+    if command == "triton":
+        from tpcompile.targets.triton import triton_command
+
+        return triton_command(arguments)
     if command == "inspect":
         from tpcompile.verify.inspect import inspect_command
 

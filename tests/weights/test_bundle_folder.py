@@ -152,7 +152,7 @@ def test_a_folder_that_is_no_bundle_is_never_replaced(force: bool, tmp_path: Pat
     (tmp_path / "out" / "thesis.txt").write_text("mine")
     assert refusal(tmp_path / "out", force) == (
         f"TP412 {tmp_path}/out: exists and is a folder without bundle.json. "
-        "Only a bundle or an empty folder is ever replaced: choose another output"
+        "Only an empty folder or one with bundle.json is ever replaced: choose another output"
     )
     assert names(tmp_path / "out") == ["thesis.txt"]
 
@@ -165,8 +165,8 @@ def test_a_file_or_a_link_is_never_replaced(kind: str, tmp_path: Path) -> None:
     else:
         (tmp_path / "out").symlink_to("real" if kind == "link" else "nowhere")
     assert refusal(tmp_path / "out", True) == (
-        f"TP412 {tmp_path}/out: exists and is not a bundle. "
-        "Only a bundle or an empty folder is ever replaced: choose another output"
+        f"TP412 {tmp_path}/out: exists and is a file or a link. "
+        "Only an empty folder or one with bundle.json is ever replaced: choose another output"
     )
 
 

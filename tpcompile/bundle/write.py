@@ -17,12 +17,15 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 
+from tpcompile.bundle.manifest import FILE_NAME
 from tpcompile.errors import refuse
 from tpcompile.weights.stage import no_space
 
 
 class BundleFolder:
     """`with BundleFolder(target, force) as folder:` gives an empty folder that becomes `target` if nothing is raised.
+
+    `marker` is the file by which a folder is known as one that may be replaced.
 
     Attributes:
         keep_failed: set it to have the folder kept as `NAME.failed` when an error (not an interrupt) ends the block.
@@ -32,16 +35,16 @@ class BundleFolder:
         Refused: on entry, what `check_target` refuses; TP415 when the system will not make or rename the folder.
     """
 
-    def __init__(self, target: Path, force: bool) -> None:
+    def __init__(self, target: Path, force: bool, marker: str = FILE_NAME) -> None:
         self.target = absolute(target)
-        self.force = force
+        self.force, self.marker = force, marker
         self.keep_failed = False
         self.kept: Path | None = None
 
     def __enter__(self) -> Path:
         with told(self.target):
             remove_abandoned(self.target)
-        check_target(self.target, self.force)
+        check_target(self.target, self.force, self.marker)
         with told(self.target):
             self._folder, self._lock = make_locked(self.target)
         return self._folder
@@ -61,7 +64,7 @@ class BundleFolder:
 
     def _publish(self) -> None:
         """Make everything durable, then put the folder in its place, the old one out of the way first."""
-        check_target(self.target, self.force)
+        check_target(self.target, self.force, self.marker)
         for path in [*self._folder.rglob("*"), self._folder]:
             sync(path)
         if not os.path.lexists(self.target):
@@ -81,7 +84,7 @@ class BundleFolder:
     def _keep(self) -> None:
         """Move the folder to NAME.failed, in the place of an earlier one; where that cannot be, it is removed."""
         place = self.target.with_name(self.target.name + ".failed")
-        if os.path.lexists(place) and not is_replaceable(place):
+        if os.path.lexists(place) and not is_replaceable(place, self.marker):
             return
         shutil.rmtree(place, ignore_errors=True)
         try:
@@ -91,8 +94,8 @@ class BundleFolder:
         self.kept = place
 
 
-def check_target(target: Path, force: bool) -> None:
-    """Refuse a place where no bundle may be written.
+def check_target(target: Path, force: bool, marker: str = FILE_NAME) -> None:
+    """Refuse a place where no bundle may be written, nor another folder that `marker` tells.
 
     Raises:
         Refused: TP411 something is there and `force` is not set, TP412 what is there is no bundle, TP413 the parent
@@ -107,9 +110,10 @@ def check_target(target: Path, force: bool) -> None:
                 "TP413", str(parent), fact, f"Make the folder first, or choose another place for {target.name!r}"
             )
         if os.path.lexists(target):
-            if not is_replaceable(target):
-                kind = "a folder without bundle.json" if target.is_dir() and not target.is_symlink() else "not a bundle"
-                remedy = "Only a bundle or an empty folder is ever replaced: choose another output"
+            if not is_replaceable(target, marker):
+                plain = target.is_dir() and not target.is_symlink()
+                kind = f"a folder without {marker}" if plain else "a file or a link"
+                remedy = f"Only an empty folder or one with {marker} is ever replaced: choose another output"
                 raise refuse("TP412", str(target), f"exists and is {kind}", remedy)
             if not force:
                 raise refuse(
@@ -128,12 +132,12 @@ def require_space(folder: Path, nbytes: int) -> None:
         raise no_space(folder, nbytes, free)
 
 
-def is_replaceable(place: Path) -> bool:
-    """Whether `place` is a bundle or an empty folder, itself and not through a link."""
+def is_replaceable(place: Path, marker: str = FILE_NAME) -> bool:
+    """Whether `place` is an empty folder or one with `marker` in it, itself and not through a link."""
     if place.is_symlink() or not place.is_dir():
         return False
     inside = os.listdir(place)
-    return not inside or ("bundle.json" in inside and (place / "bundle.json").is_file())
+    return not inside or (marker in inside and (place / marker).is_file())
 
 
 def absolute(path: Path) -> Path:

@@ -28,7 +28,7 @@ Shape = tuple[Sizes, ...]
 NEAR = 64
 """How many values from an input a convolution may be that is the input's own."""
 
-_COMPARE = frozenset(["And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"])
+COMPARISONS = frozenset(["And", "Or", "Xor", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual"])
 
 
 class SizesDiffer(Exception):
@@ -278,7 +278,7 @@ class _Walk:
             return False
         output.sizes = self.broadcast_shapes([shape for shape in shapes if shape is not None])
         last = node.inputs[-1]
-        output.dtype = "bool" if node.op in _COMPARE else last.dtype if last is not None else None
+        output.dtype = "bool" if node.op in COMPARISONS else last.dtype if last is not None else None
         if node.op == "Pow" and node.inputs[0] is not None:
             output.dtype = node.inputs[0].dtype
         return True

@@ -10,6 +10,7 @@ from tpcompile.targets.lowering import in_blocks as _in_blocks  # noqa: F401 - f
 from tpcompile.targets.lowering import norms as _norms  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import products as _products  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import rotary as _rotary  # noqa: F401 - fills the table
+from tpcompile.targets.lowering import scatters as _scatters  # noqa: F401 - fills the table
 from tpcompile.targets.lowering.lower import Lowered, lower
 
 __all__ = ["Lowered", "lower"]

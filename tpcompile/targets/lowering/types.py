@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
 
 from tpcompile.graph.contents import held_tensors
+from tpcompile.graph.evaluate import BROADCAST
 from tpcompile.graph.external import find_data
 from tpcompile.graph.from_onnx import to_program
-from tpcompile.graph.program import Value
+from tpcompile.graph.program import Program, Sizes, Value
 from tpcompile.graph.read import SourceModel
-from tpcompile.graph.shapes import infer_shapes
+from tpcompile.graph.samples import SAMPLES
+from tpcompile.graph.shapes import COMPARISONS, infer_shapes
 from tpcompile.targets.collectives import register_schema
 
 
@@ -29,8 +32,17 @@ class ValueTypes:
         register_schema()
         places = find_data(held_tensors(model), folder, allow_links=False, require_data=True)
         program = to_program(SourceModel(model, folder, "rank model", 0, places=places))
-        infer_shapes(program)
-        return cls(program.values)
+        told: dict[str, tuple[str, tuple[Sizes, ...]]] = {}
+
+        def tell(_samples: object) -> dict[str, tuple[str, tuple[Sizes, ...]]]:
+            return told
+
+        while True:
+            infer_shapes(program, tell)
+            found = {name: kind for name, kind in _contradicted(program) if name not in told}
+            if not found:
+                return cls(program.values)
+            told.update(found)
 
     def dtype(self, name: str) -> str | None:
         """The element type's standard name, None where it is unknown."""
@@ -60,3 +72,24 @@ class ValueTypes:
         symbol = found.shape[axis] if found is not None and found.shape is not None else None
         if isinstance(symbol, str):
             self.settled[symbol] = size
+
+
+def _contradicted(program: Program) -> Iterator[tuple[str, tuple[str, tuple[Sizes, ...]]]]:
+    """Elementwise results whose operands' sizes contradict each other, as they do where counts depend on data.
+
+    The sizes of the first operand stand for them: lowering asks for types, ranks and sizes that do not vary.
+    """
+    for node in program.nodes:
+        operands = [value for value in node.inputs if value is not None]
+        output = node.outputs[0]
+        if node.op not in BROADCAST or output is None or output.sizes is not None:
+            continue
+        if any(value.sizes is None or value.dtype is None for value in operands):
+            continue
+        rank = max(len(value.sizes or ()) for value in operands)
+        sizes = [(1,) * SAMPLES] * rank
+        for value in reversed(operands):
+            for axis, size in enumerate(reversed(value.sizes or ()), 1):
+                sizes[-axis] = size if set(size) != {1} else sizes[-axis]
+        kind = "bool" if node.op in COMPARISONS else operands[node.op == "Where"].dtype or ""
+        yield output.name, (kind, tuple(sizes))

@@ -26,19 +26,18 @@ def together(
     Raises:
         Refused: on all ranks the same, where any of them refused.
     """
-    made: Made | None = None
+    made: list[Made] = []
     faults: list[list[str]] = []
     try:
-        made = make()
+        made.append(make())
     except TpcompileError as error:
         faults = [[fault.code, fault.where, fault.fact, fault.remedy] for fault in error.faults]
     watchdog.waits(what, loading=True)
-    said = world.exchange([faults, None if made is None or faults else say(made)])
+    said = world.exchange([faults, *map(say, made)])
     watchdog.goes_on()
-    if any(found for found, _ in said):
-        raise Refused(*gathered([found for found, _ in said]))
-    assert made is not None
-    return made, [found for _, found in said]
+    if any(found for found, *_ in said):
+        raise Refused(*gathered([found for found, *_ in said]))
+    return made[0], [found for _, found in said]
 
 
 def identity(folder: Path, model: RankModel) -> dict[str, Any]:

@@ -24,15 +24,19 @@ PATIENCE_S = 5.0
 class BackgroundRanks:
     """As many ranks as the bundle is for, until `close`, the end of this object, or the end of this process."""
 
-    def __init__(self, bundle: Path, *, timeout_s: float, load_timeout_s: float, prepack: bool) -> None:
+    def __init__(
+        self, bundle: Path, *, backend: str, timeout_s: float, load_timeout_s: float, prepack: bool, cuda_graphs: bool
+    ) -> None:
+        self.backend = ""
         self.manifest = Manifest.read(bundle)
         folder = run_folder()
         with socket.socket(socket.AF_UNIX) as door:
             door.bind(f"{folder}/rank0")
             door.listen(1)
             command = [sys.executable, "-m", "tpcompile.run.serve", f"{folder}/rank0", str(bundle.resolve()),
-                       "--timeout", str(timeout_s), "--load-timeout", str(load_timeout_s)]  # fmt: skip
-            command += ["--prepack"] if prepack else []
+                       "--backend", backend, "--timeout", str(timeout_s),
+                       "--load-timeout", str(load_timeout_s)]  # fmt: skip
+            command += ["--prepack"] * prepack + ["--cuda-graphs"] * cuda_graphs
             self._ranks = Ranks(command, self.manifest.world_size, folder=folder, aloud=False)
             self._lines: list[socket.socket] = []
             self._end = weakref.finalize(self, _end, self._ranks, self._lines)
@@ -86,6 +90,7 @@ class BackgroundRanks:
         head, arrays = wire.unpack(message)
         if "faults" in head:
             raise Refused(*(Fault(*fault) for fault in head["faults"]))
+        self.backend = head.get("backend", self.backend)
         return arrays
 
     def _failed(self) -> RankFailed:

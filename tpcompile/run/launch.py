@@ -20,7 +20,10 @@ RANK_CODES = (0, 2, 3, 4, 130)
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments that `tpcompile run` and `tprun` share."""
     parser.add_argument("bundle", metavar="BUNDLE", help="folder that `tpcompile MODEL --tp N` wrote")
-    parser.add_argument("--backend", choices=["auto", "cpu"], default="auto", help="what computes (here: the CPU)")
+    best = "what computes: engines, ONNX Runtime on GPUs, or on the CPU (default: the best that all ranks can)"
+    parser.add_argument("--backend", choices=["auto", "engine", "cuda", "cpu"], default="auto", help=best)
+    replay = "let engines replay steps of equal shapes as CUDA graphs (nothing is gained where shapes change)"
+    parser.add_argument("--cuda-graphs", action="store_true", help=replay)
     parser.add_argument("--inputs", metavar="X.npz", help="whole inputs by name")
     parser.add_argument("--outputs", metavar="Y.npz", help="where rank 0 writes the whole outputs")
     parser.add_argument("--steps", type=int, metavar="K", help="decode K tokens greedily after the prompt in --inputs")
@@ -66,7 +69,8 @@ def tprun_arguments(arguments: argparse.Namespace) -> list[str]:
         value = getattr(arguments, name.replace("-", "_"))
         if value is not None:
             made += [f"--{name}", str(value)]
-    return made + (["--prepack"] if arguments.prepack else [])
+    made += ["--prepack"] if arguments.prepack else []
+    return made + (["--cuda-graphs"] if arguments.cuda_graphs else [])
 
 
 def run_ranks(command: Sequence[str], ranks: int) -> int:

@@ -46,8 +46,8 @@ class World:
     """All ranks of a run, and where this one is.
 
     This is `rank` of `size`; `threads` is its share of its machine's cores; `shares_threads`: this
-    process runs nothing else, so all its sessions may share one pool of threads. `step` counts passes over the model
-    (-1 while loading), `joined` the times it met the others in this step.
+    process runs nothing else, so all its sessions may share one pool of threads; `local_rank` counts the ranks of its
+    machine. `step` counts passes over the model (-1 while loading), `joined` the times it met the others in this step.
     """
 
     comm: MPI.Intracomm
@@ -55,6 +55,7 @@ class World:
     size: int
     threads: int = 1
     shares_threads: bool = False
+    local_rank: int = 0
     step: int = -1
     joined: int = 0
     _groups: dict[tuple[int, ...], MPI.Intracomm] = field(default_factory=dict)
@@ -78,6 +79,10 @@ class World:
     def broadcast(self, array: tensors.Array, root: int = 0) -> None:
         """Make `array` (contiguous) the same on all ranks: that of `root`."""
         self.comm.Bcast([array.reshape(-1).view(np.uint8), _mpi().BYTE], root=root)
+
+    def broadcast_in(self, group: tuple[int, ...], array: tensors.Array) -> None:
+        """Make `array` the same on the ranks of `group` (() for all): that of its first."""
+        self._groups.get(group, self.comm).Bcast([array.reshape(-1).view(np.uint8), _mpi().BYTE], root=0)
 
     def join_groups(self, collectives: list[Collective]) -> None:
         """Make the sub-communicators that `collectives` need: in their order, which is the same on all ranks."""
@@ -124,7 +129,9 @@ def start() -> World:
         raise refuse("TP604", "tprun", f"started with WORLD_SIZE={wanted} (torchrun) but without MPI, which it needs",
                      f"Start it as `mpirun -n {wanted} tprun BUNDLE`")  # fmt: skip
     world = World(comm, comm.rank, comm.size)
-    world.threads = _share(world.exchange([host(), cores()]), world.rank)
+    said = world.exchange([host(), cores()])
+    world.threads = _share(said, world.rank)
+    world.local_rank = sum(machine == host() for machine, _ in said[: world.rank])
     return world
 
 
@@ -205,7 +212,7 @@ def perform(world: World, found: Collective, value: ort.OrtValue, *, owned: bool
             _average(found, mine)
         return mine
     if not shape or (found.op != "all_gather" and shape[0] % ranks):
-        raise _misfit(found, f"a value of shape {list(shape)} has no {ranks} equal parts along axis 0")
+        raise misfit(found, f"a value of shape {list(shape)} has no {ranks} equal parts along axis 0")
     rows = {"all_gather": shape[0] * ranks, "reduce_scatter": shape[0] // ranks, "all_to_all": shape[0]}[found.op]
     made = tensors.empty((rows, *shape[1:]), element)
     part = math.prod(shape) // (1 if found.op == "all_gather" else ranks)  # mpi4py counts per rank, on both sides
@@ -226,7 +233,7 @@ def _buffer(value: ort.OrtValue, found: Collective, part: int | None = None) -> 
     count = math.prod(value.shape())
     name = SUMMED_AS.get(value.element_type()) if found.reduces else MOVED_AS[dtype.itemsize]
     if name is None:
-        raise _misfit(found, f"MPI cannot combine values of {dtype}")
+        raise misfit(found, f"MPI cannot combine values of {dtype}")
     address = value.data_ptr() if count else 0
     memory = mpi.memory.fromaddress(address, count * dtype.itemsize)
     return [memory, count if part is None else part, getattr(mpi, name)]
@@ -235,11 +242,12 @@ def _buffer(value: ort.OrtValue, found: Collective, part: int | None = None) -> 
 def _reduction(found: Collective, element: int) -> Any:
     names = BOOL_REDUCTIONS if element == TensorProto.BOOL else REDUCTIONS
     if found.reduce_op not in names:
-        raise _misfit(found, "bools have no average")
+        raise misfit(found, "bools have no average")
     return getattr(_mpi(), names[found.reduce_op])
 
 
-def _misfit(found: Collective, fact: str) -> RankFailed:
+def misfit(found: Collective, fact: str) -> RankFailed:
+    """TP611: what `found` was given, and cannot take."""
     remedy = "Compile the model again; if that does not help, report it with the bundle"
     return RankFailed(Fault("TP611", str(found), fact, remedy))
 

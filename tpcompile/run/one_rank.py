@@ -10,13 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tpcompile.bundle.manifest import Manifest
 from tpcompile.errors import Fault, NumbersDiffer, Refused, TpcompileError, refuse
 from tpcompile.run import arrays
 from tpcompile.run.mpi import World
 from tpcompile.run.rank import RankRunner, load
 from tpcompile.run.session import LOAD_LIMIT_S
-from tpcompile.run.tensors import Array
+from tpcompile.run.tensors import TYPES, Array
 
 FAILED = 4
 CHECK_TOLERANCE = {2: 2e-2, 4: 1e-4, 8: 1e-6}
@@ -49,8 +48,13 @@ def run_rank(arguments: argparse.Namespace, world: World) -> None:
     dump = arguments.dump
     if dump is not None and arguments.steps is not None:
         raise refuse("TP615", "--dump", "is for one pass, and --steps asks for several", "Leave one of them out")
-    runner = load(bundle, timeout_s=limit_s, load_timeout_s=LOAD_LIMIT_S, prepack=prepack, world=world, dump=dump)
-    feeds = _inputs(runner.manifest, arguments)
+    runner = load(
+        bundle, timeout_s=limit_s, load_timeout_s=LOAD_LIMIT_S, prepack=prepack, world=world, dump=dump,
+        backend=arguments.backend, cuda_graphs=arguments.cuda_graphs,
+    )  # fmt: skip
+    if world.rank == 0:
+        print(f"backend: {runner.backend}", flush=True)
+    feeds = _inputs(runner, arguments)
     started = time.perf_counter()
     if arguments.steps is not None:
         outputs = runner.decode(feeds, arguments.steps)
@@ -60,10 +64,27 @@ def run_rank(arguments: argparse.Namespace, world: World) -> None:
     _finish(runner, arguments, outputs, seconds)
 
 
-def _inputs(manifest: Manifest, arguments: argparse.Namespace) -> dict[str, Array]:
+def _inputs(runner: RankRunner, arguments: argparse.Namespace) -> dict[str, Array]:
+    """The whole inputs, on all ranks: each reads the file where all have it, else rank 0 reads it for all."""
+    manifest, world = runner.manifest, runner.world
     if arguments.inputs is None:
         raise refuse("TP621", "inputs", "no --inputs were given", f"Give an .npz with {', '.join(manifest.inputs)}")
-    return arrays.read(Path(arguments.inputs), {name: entry.dtype for name, entry in manifest.inputs.items()})
+    path = Path(arguments.inputs)
+    dtypes = {name: entry.dtype for name, entry in manifest.inputs.items()}
+    runner.watchdog.waits("the inputs", loading=True)
+    everywhere = all(world.votes(path.exists()))
+    runner.watchdog.goes_on()
+    if everywhere:
+        return arrays.read(path, dtypes)
+    feeds = arrays.read(path, dtypes) if world.rank == 0 else {}
+    runner.watchdog.waits("the inputs that rank 0 reads", loading=True)
+    forms = world.exchange([[name, array.dtype.name, list(array.shape)] for name, array in feeds.items()])[0]
+    for name, dtype, shape in forms:
+        if world.rank != 0:
+            feeds[name] = np.empty(shape, TYPES[dtype][1])
+        world.broadcast(feeds[name])
+    runner.watchdog.goes_on()
+    return feeds
 
 
 def _finish(runner: RankRunner, arguments: argparse.Namespace, outputs: dict[str, Array], seconds: float) -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tpcompile.bundle.manifest import FILE_NAME, Manifest
 from tpcompile.errors import refuse
 from tpcompile.run import decode, parts
 from tpcompile.run.agreement import check_same, identity, together
+from tpcompile.run.backends import AUTO, Backend, Chosen, choose
 from tpcompile.run.cpu import CpuExecutor
 from tpcompile.run.dump import Dump
 from tpcompile.run.executor import Executor, RankModel, Value
@@ -31,68 +29,75 @@ def load(
     prepack: bool,
     world: World | None = None,
     dump: str | None = None,
+    backend: str = AUTO,
+    cuda_graphs: bool = False,
     executor: Callable[[Path, World, Watchdog], Executor] | None = None,
 ) -> RankRunner:
     """Load this rank's part of the bundle; all ranks call it together, and all return or all raise the same.
 
-    `dump` is a pattern of names: the runner keeps copies of these values (`RankModel.dump`). `executor` makes what
-    computes the segments, from the bundle's folder.
+    `dump` is a pattern of names: the runner keeps copies of these values (`RankModel.dump`). `backend` is one of
+    `backends.BACKENDS`; `cuda_graphs` lets engines replay steps of equal shapes. `executor` makes what computes the
+    segments, from the bundle's folder: no backend is looked for then.
 
     Raises:
-        Refused: TP607 another number of ranks than the bundle is for; TP608 files of different compiles; what any
-            rank refused while loading.
+        Refused: TP607 another number of ranks than the bundle is for; TP608 files of different compiles; TP650, TP651,
+            TP652 no such backend here; what any rank refused while loading.
     """
     world = world or start()
     watchdog = Watchdog(world, timeout_s, load_timeout_s)
     watchdog.waits("the start", loading=True)
     watchdog.board = Board(world)
     watchdog.goes_on()
+    manifest, _ = together(world, watchdog, "the start", lambda: _manifest(folder, world), lambda _: None)
+    if executor is None:
+        chosen = choose(backend, manifest, world, watchdog, dumps=dump is not None)
+    else:
+        chosen = Chosen(Backend("given"))
 
-    def part_of_rank() -> _Part:
-        computes = (
-            CpuExecutor(folder, world, prepack=prepack) if executor is None else executor(folder, world, watchdog)
-        )
-        return _load_part(folder, world, watchdog, computes, dump)
+    def model_of_rank() -> RankModel:
+        if chosen.engine is not None and chosen.gpu is not None:
+            from tpcompile.run.engine import EngineRunner
 
-    part, said = together(world, watchdog, "loading", part_of_rank, lambda made: made.identity)
+            return EngineRunner(folder, chosen.engine, manifest, world, watchdog, chosen.gpu, cuda_graphs=cuda_graphs)
+        if executor is not None:
+            computes = executor(folder, world, watchdog)
+        elif chosen.gpu is not None:
+            from tpcompile.run.cuda_segments import CudaExecutor
+
+            computes = CudaExecutor(folder, world, chosen.gpu, prepack=prepack)
+        else:
+            computes = CpuExecutor(folder, world, prepack=prepack)
+        asked = None if dump is None else Dump(dump, manifest)
+        return SegmentRunner(folder, manifest.ranks[world.rank], world, watchdog, computes, dump=asked)
+
+    def fitting() -> RankModel:
+        made = model_of_rank()
+        differs = made.contradiction(manifest, world.rank)
+        if differs:
+            raise refuse("TP608", str(folder / FILE_NAME), differs,
+                         "It was changed, or belongs to another compile: copy the whole bundle again")  # fmt: skip
+        return made
+
+    model, said = together(world, watchdog, "loading", fitting, lambda made: identity(folder, made))
     check_same(said)
-    part.model.join()
-    return RankRunner(part.manifest, part.model, world, watchdog)
+    model.join()
+    return RankRunner(manifest, model, world, watchdog, chosen.backend)
 
 
-@dataclass(frozen=True)
-class _Part:
-    """What one rank loaded, and what must fit between ranks."""
-
-    manifest: Manifest
-    model: RankModel
-    identity: dict[str, Any]
-
-
-def _load_part(folder: Path, world: World, watchdog: Watchdog, executor: Executor, dump: str | None) -> _Part:
+def _manifest(folder: Path, world: World) -> Manifest:
     manifest = Manifest.read(folder, ranks=[])
     if manifest.world_size != world.size:
         raise wrong_rank_count(folder, manifest.world_size, world.size)
-    manifest = Manifest.read(folder, ranks=[world.rank])
-    entry = manifest.ranks[world.rank]
-    digest = hashlib.sha256((folder / entry.model).read_bytes()).hexdigest()
-    if digest != entry.model_sha256:
-        raise refuse("TP608", str(folder / entry.model), "is not the file that bundle.json was written with",
-                     "Files of different compiles are mixed: copy the whole bundle again")  # fmt: skip
-    asked = None if dump is None else Dump(dump, manifest)
-    model = SegmentRunner(folder, entry, world, watchdog, executor, dump=asked)
-    differs = model.contradiction(manifest, world.rank)
-    if differs:
-        raise refuse("TP608", str(folder / FILE_NAME), differs,
-                     "It was changed, or belongs to another compile: copy the whole bundle again")  # fmt: skip
-    return _Part(manifest, model, identity(folder, model))
+    return Manifest.read(folder, ranks=[world.rank])
 
 
 class RankRunner:
     """A loaded rank. Every call is made by all ranks together, with the same whole inputs."""
 
-    def __init__(self, manifest: Manifest, model: RankModel, world: World, watchdog: Watchdog) -> None:
-        self.manifest, self.model, self.world, self.watchdog = manifest, model, world, watchdog
+    def __init__(
+        self, manifest: Manifest, model: RankModel, world: World, watchdog: Watchdog, backend: Backend
+    ) -> None:
+        self.manifest, self.model, self.world, self.watchdog, self.backend = manifest, model, world, watchdog, backend
         self.sequences = Sequences(self)
 
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]:

@@ -6,6 +6,7 @@ fraction of a second whatever the size (docs/performance.md).
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +123,7 @@ class SegmentRunner:
         self.world, self.watchdog, self.dump = world, watchdog, dump
         self.executor = executor
         self.memory: Memory = executor
-        model = _read_model(folder / entry.model, {data.file for data in entry.data})
+        model = _read_model(folder / entry.model, entry)
         if dump is not None:
             dump.choose(model.graph)
         if not executor.keeps_halves:
@@ -309,9 +310,13 @@ class _Builder:
                 dim.dim_param = size
 
 
-def _read_model(path: Path, listed: set[str]) -> onnx.ModelProto:
+def _read_model(path: Path, entry: RankEntry) -> onnx.ModelProto:
+    content, listed = path.read_bytes(), {data.file for data in entry.data}
+    if hashlib.sha256(content).hexdigest() != entry.model_sha256:
+        raise refuse("TP608", str(path), "is not the file that bundle.json was written with",
+                     "Files of different compiles are mixed: copy the whole bundle again")  # fmt: skip
     try:
-        model = onnx.load_model(path, load_external_data=False)
+        model = onnx.load_model_from_string(content)
     except Exception as error:
         raise refuse("TP605", str(path), f"is no readable ONNX model ({error})", "Copy the bundle again") from None
     stored = list(_stored(model.graph))

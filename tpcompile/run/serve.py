@@ -29,9 +29,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="tpcompile.run.serve")
     parser.add_argument("socket")
     parser.add_argument("bundle")
+    parser.add_argument("--backend", required=True)
     parser.add_argument("--timeout", type=float, required=True)
     parser.add_argument("--load-timeout", type=float, required=True)
     parser.add_argument("--prepack", action="store_true")
+    parser.add_argument("--cuda-graphs", action="store_true")
     arguments = parser.parse_args()
     world = start()
     world.shares_threads = True
@@ -51,11 +53,12 @@ def _serve(arguments: argparse.Namespace, world: World) -> None:
         caller.connect(arguments.socket)
     try:
         limits = {"timeout_s": arguments.timeout, "load_timeout_s": arguments.load_timeout}
-        runner = load(Path(arguments.bundle), **limits, prepack=arguments.prepack, world=world)
+        ways = {"prepack": arguments.prepack, "cuda_graphs": arguments.cuda_graphs}
+        runner = load(Path(arguments.bundle), **limits, **ways, backend=arguments.backend, world=world)
     except TpcompileError as error:
         _answer(caller, {"faults": _said(error)}, {})
         raise
-    _answer(caller, {"ready": True}, {})
+    _answer(caller, {"ready": True, "backend": str(runner.backend)}, {})
     while True:
         message = _next(caller, world)
         if message is None:

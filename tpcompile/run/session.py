@@ -16,6 +16,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from tpcompile.bundle.manifest import IOEntry, Manifest
+from tpcompile.errors import refuse
+from tpcompile.run.backends import BACKENDS, Backend
 from tpcompile.run.rank import load
 from tpcompile.run.tensors import ORT_SPELLING, Array
 
@@ -37,6 +39,9 @@ class Runner(Protocol):
 
     manifest: Manifest
 
+    @property
+    def backend(self) -> Backend | str: ...
+
     def run(self, output_names: Sequence[str], feeds: Mapping[str, Array]) -> dict[str, Array]: ...
 
     def decode(self, feeds: Mapping[str, Array], steps: int) -> dict[str, Array]: ...
@@ -51,30 +56,45 @@ class Runner(Protocol):
 class InferenceSession:
     """Runs the bundle in folder `bundle`.
 
-    `timeout_s` is how long a rank may wait for another (0: for ever), `load_timeout_s` the same while loading;
-    `prepack` lets ONNX Runtime copy weights into its own layout (more memory and a slower start, faster prefill).
+    `backend` is "engine", "cuda" or "cpu", or "auto" for the best that all ranks can; `cuda_graphs` lets engines
+    replay steps of equal shapes. `timeout_s` is how long a rank may wait for another (0: for ever), `load_timeout_s`
+    the same while loading; `prepack` lets ONNX Runtime copy weights into its own layout (more memory and a slower
+    start, faster prefill).
 
     Raises:
-        Refused: TP45x the bundle; TP60x the ranks cannot start or load it.
+        Refused: TP45x the bundle; TP60x the ranks cannot start or load it; TP65x the backend cannot run here.
     """
 
     def __init__(
         self,
         bundle: str | os.PathLike[str],
         *,
+        backend: str = "auto",
         timeout_s: float = LIMIT_S,
         load_timeout_s: float = LOAD_LIMIT_S,
         prepack: bool = False,
+        cuda_graphs: bool = False,
     ) -> None:
+        if backend not in BACKENDS:
+            raise refuse("TP650", f"backend {backend!r}", "there is no such backend", f"Use {', '.join(BACKENDS)}")
         self._runner: Runner
         if "OMPI_COMM_WORLD_SIZE" in os.environ or "PMIX_RANK" in os.environ or _is_for_one(Path(bundle)):
-            self._runner = load(Path(bundle), timeout_s=timeout_s, load_timeout_s=load_timeout_s, prepack=prepack)
+            self._runner = load(
+                Path(bundle), backend=backend, timeout_s=timeout_s, load_timeout_s=load_timeout_s, prepack=prepack,
+                cuda_graphs=cuda_graphs,
+            )  # fmt: skip
         else:
             from tpcompile.run.background import BackgroundRanks
 
             self._runner = BackgroundRanks(
-                Path(bundle), timeout_s=timeout_s, load_timeout_s=load_timeout_s, prepack=prepack
-            )
+                Path(bundle), backend=backend, timeout_s=timeout_s, load_timeout_s=load_timeout_s, prepack=prepack,
+                cuda_graphs=cuda_graphs,
+            )  # fmt: skip
+
+    @property
+    def backend(self) -> str:
+        """What computes, and what was passed over for it and why: "cpu (no engine: …; no cuda: …)"."""
+        return str(self._runner.backend)
 
     @property
     def manifest(self) -> Manifest:

@@ -7,11 +7,14 @@ one was when it was killed.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,8 @@ from tpcompile.errors import Fault
 from tpcompile.run.mpi import World, host, place
 
 POLL_S = 0.1
-
+GRACE_S = 5.0
+"""What `without_python` waits longer than the watchdog, which says more."""
 
 BOARD = "TPCOMPILE_BOARD"
 """Names the board's file where the one who started the ranks made it, to read it when they are gone."""
@@ -76,17 +80,34 @@ def open_board(path: str) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.memmap(path, np.int64, "r+").reshape(-1, 2).view(np.ndarray)  # a plain array is quicker to write to
 
 
+@contextmanager
+def without_python(limit_s: float) -> Iterator[None]:
+    """Within, a library may wait and let no thread of Python run, the watchdog's neither: after that time plus a grace,
+    this process ends with a trace of where it was, and mpirun ends the others. 0: no limit.
+    """
+    if limit_s <= 0:
+        yield
+        return
+    faulthandler.dump_traceback_later(limit_s + GRACE_S, exit=True)
+    try:
+        yield
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+
+
 class Watchdog:
     """Guards every wait of one rank: `waits(what)` before it, `goes_on()` after it.
 
     `limit_s` is the time a wait may take (0: no limit); `load_limit_s` the same while loading, when a slow disk may
-    hold up one rank.
+    hold up one rank. `checks` are asked again and again whether something has gone wrong behind everybody's back: what
+    one answers is said, and ends all ranks.
     """
 
     def __init__(self, world: World, limit_s: float, load_limit_s: float) -> None:
         self.world, self.limit_s, self.load_limit_s = world, limit_s, load_limit_s
         self.board: Board | None = None
-        self._wait: tuple[float, float, str] | None = None
+        self.checks: list[Callable[[], str | None]] = []
+        self._wait: tuple[float, float, str | Callable[[], str]] | None = None
         threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
 
     def begin_step(self) -> None:
@@ -95,8 +116,8 @@ class Watchdog:
         self.world.joined = 0
         self._note()
 
-    def waits(self, what: str, *, loading: bool = False) -> None:
-        """This rank is about to wait for others: `what` says in what."""
+    def waits(self, what: str | Callable[[], str], *, loading: bool = False) -> None:
+        """This rank is about to wait for others: `what` says in what, at once or when asked."""
         limit = self.load_limit_s if loading else self.limit_s
         self.world.joined += 1
         self._note()
@@ -114,9 +135,14 @@ class Watchdog:
     def _watch(self) -> None:
         while True:
             time.sleep(POLL_S)
+            for said in (check() for check in list(self.checks)):
+                if said is not None:
+                    print(f"[rank {self.world.rank}] {said}", file=sys.stderr, flush=True)
+                    self.world.abort(4)
             wait = self._wait
             if wait is not None and time.monotonic() > wait[0] and self._wait is wait:
-                print(self._complaint(wait[1], wait[2]), file=sys.stderr, flush=True)
+                what = wait[2] if isinstance(wait[2], str) else wait[2]()
+                print(self._complaint(wait[1], what), file=sys.stderr, flush=True)
                 self.world.abort(4)
 
     def _complaint(self, limit_s: float, what: str) -> str:

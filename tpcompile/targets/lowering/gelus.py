@@ -22,14 +22,10 @@ def bias_gelu(site: Site) -> str:
 
 @lowering("com.microsoft", "FastGelu")
 def fast_gelu(site: Site) -> str:
-    """Gelu by tanh of x, or of x + bias: x/2 · (1 + tanh(x · (a + b · x²)))."""
+    """Gelu by tanh of x, or of x + bias."""
     like = site.input(0)
     x = site.emit("Add", [like, site.input(1)]) if site.has(1) else like
-    a = math.sqrt(2 / math.pi)
-    cubic = site.emit("Mul", [site.emit("Mul", [x, x]), site.scalar(a * 0.044715, like)])
-    inner = site.emit("Mul", [x, site.emit("Add", [cubic, site.scalar(a, like)])])
-    outer = site.emit("Add", [site.emit("Tanh", [inner]), site.scalar(1, like)])
-    return site.emit("Mul", [site.emit("Mul", [x, site.scalar(0.5, like)]), outer])
+    return tanh_gelu(site, x, site.dtype(like))
 
 
 @lowering("com.microsoft", "BiasAdd")
@@ -83,6 +79,15 @@ def swiglu(site: Site, gate: str, up: str, alpha: float, beta: float, limit: flo
         up = site.emit("Add", [up, site.constant(beta, "float32")])
     scaled = site.emit("Mul", [gate, site.constant(alpha, "float32")]) if alpha != 1 else gate
     return site.emit("Mul", [site.emit("Mul", [gate, site.emit("Sigmoid", [scaled])]), up])
+
+
+def tanh_gelu(site: Site, x: str, dtype: str) -> str:
+    """x/2 · (1 + tanh(x · (a + b · x²))) of a value of type `dtype`"""
+    a = math.sqrt(2 / math.pi)
+    cubic = site.emit("Mul", [site.emit("Mul", [x, x]), site.constant(a * 0.044715, dtype)])
+    inner = site.emit("Mul", [x, site.emit("Add", [cubic, site.constant(a, dtype)])])
+    outer = site.emit("Add", [site.emit("Tanh", [inner]), site.constant(1, dtype)])
+    return site.emit("Mul", [site.emit("Mul", [x, site.constant(0.5, dtype)]), outer])
 
 
 def _gelu(site: Site, x: str, like: str) -> str:

@@ -16,7 +16,7 @@ FIRST_OPSET = 21
 
 
 def signed_codes(
-    site: Site, weight: str, bits: int, shape: tuple[int, ...], block_bytes: int, turned: Array | None = None
+    site: Site, weight: str, bits: int, shape: tuple[int, ...], block_bytes: int, signs: Array | None = None
 ) -> str:
     """A stored weight of unsigned codes in bytes, as signed ones: each less half its range, of at least 4 bits.
 
@@ -25,7 +25,7 @@ def signed_codes(
     Args:
         shape: of the codes.
         block_bytes: how many bytes make a block.
-        turned: which blocks hold -1 - code instead, in order; for weights of 8 bits.
+        signs: of each block, in order: -1 for one that holds -1 - code instead, 0 for one of zeros.
     """
     if bits not in (2, 4, 8):
         raise NotLowered(f"its weights have {bits} bits")
@@ -41,12 +41,15 @@ def signed_codes(
                 yield _widened(part.reshape(-1))
                 continue
             part = part ^ np.uint8(0x88 if bits == 4 else 0x80)
-            yield part if turned is None else part ^ np.where(turned[start : start + step, None], 0xFF, 0).astype("u1")
+            if signs is not None:
+                sign = signs[start : start + step, None]
+                part = np.where(sign < 0, ~part, np.where(sign == 0, np.uint8(0), part))
+            yield part
 
     def make() -> str:
         return site.store.add_in_parts(f"{weight}.signed", "int8" if bits == 8 else "int4", shape, parts())
 
-    return site.store.made_once(("signed", weight, bits, shape, turned is not None and turned.tobytes()), make)
+    return site.store.made_once(("signed", weight, bits, shape, signs is not None and signs.tobytes()), make)
 
 
 def _widened(packed: Array) -> Array:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import onnx
 
 from tpcompile import pipeline
 from tpcompile.bundle.manifest import Manifest
-from tpcompile.bundle.write import BundleFolder, check_target
+from tpcompile.bundle.write import BundleFolder, check_target, locked
 from tpcompile.errors import NumbersDiffer, refuse
 from tpcompile.graph.doors import open_model, to_kind
 from tpcompile.graph.read import SourceModel
@@ -24,10 +24,13 @@ from tpcompile.weights.source import FileBytes
 
 if TYPE_CHECKING:
     from tpcompile.run.session import InferenceSession
+    from tpcompile.targets.engines import BuildRequest
     from tpcompile.verify.command import VerifyReport
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being done, how much of it is done, and how much there is (bytes or steps)."""
+
+ENGINE_TIMEOUT_S = 3600.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,31 @@ class Bundle:
             )
         proto = onnx.load(self.folder / entry.model, load_external_data=False)
         return to_kind(proto, kind, self.folder)  # type: ignore[arg-type]
+
+    def build_engines(
+        self,
+        engine: str,
+        *,
+        sizes: Mapping[str, int] | None = None,
+        profiles: Any = None,
+        collective_boundary: bool = False,
+        engine_timeout_s: float = ENGINE_TIMEOUT_S,
+        progress: Progress | None = None,
+    ) -> Bundle:
+        """Build an engine per rank into the bundle, in place of those of the same library; arguments as for `compile`.
+
+        Raises:
+            Refused: TP704 to TP713. The bundle then is as it was.
+        """
+        from tpcompile.targets.engines import build_engines
+
+        request = _engine_request(engine, sizes, profiles, collective_boundary, engine_timeout_s)
+        with locked(self.folder) as alone:
+            if not alone:
+                fact = "another process builds or replaces something in it"
+                raise refuse("TP713", str(self.folder), fact, "Wait until it is done")
+            manifest, notes = build_engines(self.folder, Manifest.read(self.folder), request, progress)
+        return replace(self, manifest=manifest, warnings=(*self.warnings, *notes))
 
     def session(self, **options: Any) -> InferenceSession:
         """A session that runs the bundle (see `InferenceSession`)."""
@@ -86,6 +114,10 @@ def compile(
     input_names: Sequence[str] | None = None,
     output_names: Sequence[str] | None = None,
     dynamic: Any = None,
+    engine: str | None = None,
+    profiles: Any = None,
+    collective_boundary: bool = False,
+    engine_timeout_s: float = ENGINE_TIMEOUT_S,
     progress: Progress | None = None,
 ) -> Bundle:
     """Compile a model for `tp` ranks into a folder.
@@ -111,6 +143,11 @@ def compile(
         allow_links: follow links among the model's data files.
         hash_data: add sha256 of weight files to the manifest.
         example_inputs, input_names, output_names, dynamic: for torch models, as `torch.onnx.export` takes them.
+        engine: "tensorrt-rtx" or "tensorrt" to build an engine per rank too.
+        profiles: shapes that engines are for: input → (min, opt, max), or a sequence of such mappings. Other inputs
+            follow; all do from `sizes` where nothing is given.
+        collective_boundary: let engines fuse nothing across a collective.
+        engine_timeout_s: how long the engine of a rank may take.
         progress: told of work under way.
 
     Raises:
@@ -121,6 +158,14 @@ def compile(
         None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), reduce_dtype, dialect,
         strict,
     )  # fmt: skip
+    engines = None
+    if engine is not None:
+        engines = _engine_request(engine, sizes, profiles, collective_boundary, engine_timeout_s)
+    elif profiles or collective_boundary:
+        given = "profiles" if profiles else "collective_boundary"
+        raise refuse(
+            "TP119", given, "it concerns engines, and none is to be built", "Say which engine, or leave it out"
+        )
     target = Path(out) if out is not None else _default_target(model, tp)
     check_target(target, force)
     source = open_model(
@@ -151,7 +196,12 @@ def compile(
             if not report.ok:
                 writing.keep_failed = True
                 raise NumbersDiffer(*report.faults)
-    return Bundle(target, manifest, work.plan, tuple(work.warnings), report)
+        notes: list[str] = []
+        if engines is not None:
+            from tpcompile.targets.engines import build_engines
+
+            manifest, notes = build_engines(folder, manifest, engines, progress)
+    return Bundle(target, manifest, work.plan, (*work.warnings, *notes), report)
 
 
 def plan(
@@ -194,6 +244,18 @@ def verify(bundle: str | Path | Bundle, source: Any = None, inputs: Mapping[str,
 
     folder = bundle.folder if isinstance(bundle, Bundle) else Path(bundle)
     return verify_bundle(folder, source, inputs)
+
+
+def _engine_request(
+    engine: str, sizes: Mapping[str, int] | None, profiles: Any, boundary: bool, timeout_s: float
+) -> BuildRequest:
+    """What engines to build. Refuses at once a library that is not there (TP704, TP705)."""
+    from tpcompile.targets.engines import BuildRequest
+    from tpcompile.targets.profiles import Wishes, as_profiles
+    from tpcompile.targets.tensorrt import find_library
+
+    wishes = Wishes(dict(sizes or {}), as_profiles(profiles))
+    return BuildRequest(find_library(engine), wishes, boundary, timeout_s)
 
 
 def _through(source: SourceModel, request: Request, passes: tuple[Any, ...], progress: Progress | None) -> Compilation:

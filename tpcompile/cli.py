@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from tpcompile import __version__
 from tpcompile.errors import TpcompileError
 
-COMMANDS = ("plan", "verify", "run", "triton", "inspect", "diff", "doctor")
+COMMANDS = ("plan", "verify", "engine", "run", "triton", "inspect", "diff", "doctor")
 INTERRUPTED = 130
 OUR_FAULT = 1
 RUN_PACKAGES = ("onnxruntime", "mpi4py")
@@ -103,12 +103,18 @@ def _parser(command: str) -> argparse.ArgumentParser:
             help="whose collectives the files hold: DistCollective (default), or ONNX Runtime's own",
         )
         parser.add_argument("--hash", action="store_true", help="add sha256 of the weight files to bundle.json")
+        add_engine_arguments(parser, required=False)
     elif command == "plan":
         add_model_arguments(parser)
     elif command == "verify":
         from tpcompile.verify.command import add_verify_arguments
 
         add_verify_arguments(parser)
+    elif command == "engine":
+        parser.add_argument("bundle", type=Path, metavar="BUNDLE", help="the folder that tpcompile wrote")
+        parser.add_argument("--sizes", default="", metavar="batch=1,…", help="the usual sizes, which profiles follow")
+        add_engine_arguments(parser, required=True)
+        parser.add_argument("--json", action="store_true", help="print JSON for machines")
     elif command == "run":
         from tpcompile.run.launch import add_launch_arguments
 
@@ -132,9 +138,10 @@ _DESCRIPTIONS = {
     "compile": "Compile a model for N ranks by tensor parallelism: one ONNX file per rank, collectives inside.\n\n"
     "  tpcompile model.onnx --tp 4            writes model.tp4/\n"
     "  tpcompile run model.tp4 --inputs x.npz runs it here; mpirun -n 4 tprun model.tp4 does the same\n\n"
-    "other commands: tpcompile plan | verify | run | triton | inspect | diff | doctor (each has --help)",
+    "other commands: tpcompile plan | verify | engine | run | triton | inspect | diff | doctor (each has --help)",
     "plan": "Show what would be cut, what that saves and costs, and why the rest stays whole; needs no weights.",
     "verify": "Hold a bundle against the model it was made from.",
+    "engine": "Build a TensorRT engine for each rank of a bundle.",
     "run": "Run a bundle on this machine: starts mpirun with all its ranks.",
     "triton": "Write a model repository for Triton Inference Server.",
     "inspect": "Show what a bundle holds: ranks, inputs, outputs, weights, collectives.",
@@ -191,6 +198,39 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON for machines")
 
 
+def add_engine_arguments(parser: argparse.ArgumentParser, required: bool) -> None:
+    """The arguments that say which engines to build."""
+    parser.add_argument(
+        "--engine",
+        required=required,
+        metavar="tensorrt-rtx|tensorrt",
+        help="build an engine per rank with this library",
+    )
+    parser.add_argument(
+        "--profile",
+        action="append",
+        default=[],
+        metavar="NAME=min:opt:max",
+        help="shapes of an input, such as input_ids=1x1:1x16:4x512; those of others follow. A name that comes again "
+        "begins another profile",
+    )
+    parser.add_argument("--collective-boundary", action="store_true", help="let nothing be fused across a collective")
+    parser.add_argument(
+        "--engine-timeout", type=float, metavar="SECONDS", help="how long one engine may take (default: 3600)"
+    )
+
+
+def _engine_wishes(arguments: argparse.Namespace) -> dict[str, Any]:
+    from tpcompile.api import ENGINE_TIMEOUT_S
+    from tpcompile.targets.profiles import read_profiles
+
+    return {
+        "engine": arguments.engine, "profiles": read_profiles(arguments.profile),
+        "collective_boundary": arguments.collective_boundary,
+        "engine_timeout_s": ENGINE_TIMEOUT_S if arguments.engine_timeout is None else arguments.engine_timeout,
+    }  # fmt: skip
+
+
 def _wishes(arguments: argparse.Namespace) -> dict[str, Any]:
     from tpcompile.plan.request import read_pairs, read_sizes
 
@@ -239,6 +279,15 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
         else:
             print_plan(work)
         return 0
+    if command == "engine":
+        from tpcompile.plan.request import read_sizes
+
+        with Progress() as progress:
+            bundle = api.load(arguments.bundle).build_engines(
+                sizes=read_sizes(arguments.sizes), progress=progress, **_engine_wishes(arguments)
+            )
+        print(json.dumps(bundle_json(bundle), indent=1)) if arguments.json else print_bundle(bundle)
+        return 0
     with Progress() as progress:
         bundle = api.compile(
             arguments.model,
@@ -251,6 +300,7 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
             dialect=arguments.dialect,
             progress=progress,
             **_wishes(arguments),
+            **_engine_wishes(arguments),
         )
     if arguments.json:
         print(json.dumps(bundle_json(bundle), indent=1))

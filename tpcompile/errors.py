@@ -1,8 +1,8 @@
 """What goes wrong, and how it is said: every fault has a code, a place, a fact and a remedy.
 
 Codes by hundreds: TP1xx what the user asked for (degree, pins, plan, sizes), TP2xx reading the model,
-TP3xx the graph (operators, shapes), TP4xx writing, TP5xx verification, TP6xx running, TP7xx torch.
-`docs/errors.md` has an entry for each.
+TP3xx the graph (operators, shapes), TP4xx writing, TP5xx verification, TP6xx running, TP7xx torch
+and TensorRT. `docs/errors.md` has an entry for each.
 """
 
 from __future__ import annotations

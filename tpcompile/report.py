@@ -17,6 +17,7 @@ from tpcompile.api import Bundle
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.explain import bytes_text, holding
 from tpcompile.plan.plan import PlannedGroup
+from tpcompile.verify.inspect import engine_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +30,7 @@ class Progress:
     def __init__(self) -> None:
         self._live: Any = None
         self._started = time.monotonic()
-        self._task: tuple[str, Any] | None = None
+        self._tasks: dict[str, Any] = {}
 
     def __enter__(self) -> Progress:
         return self
@@ -57,9 +58,10 @@ class Progress:
                 transient=True,
             )
             self._live.start()
-        if self._task is None or self._task[0] != what:
-            self._task = (what, self._live.add_task(what, total=max(total, 1)))
-        self._live.update(self._task[1], completed=done, total=max(total, 1))
+        line = what.partition(": ")[0]  # work that runs beside other work keeps its line: "engine of rank 1: parsing"
+        if line not in self._tasks:
+            self._tasks[line] = self._live.add_task(what, total=max(total, 1))
+        self._live.update(self._tasks[line], description=what, completed=done, total=max(total, 1))
 
 
 def print_plan(work: Compilation) -> None:
@@ -120,10 +122,12 @@ def print_bundle(bundle: Bundle) -> None:
     spoken = ", ".join(f"{count} {SPOKEN[op]}" for op, count in calls.most_common()) or "no collectives"
     console.print(f"[bold]{escape(str(bundle.folder))}[/]  {ranks} rank{'s' if ranks > 1 else ''}, {spoken}")
     for entry in manifest.ranks[:SHOWN]:
-        files = " + ".join(f"{data.file} ({bytes_text(data.bytes)})" for data in entry.data)
+        files = " + ".join(f"{file.file} ({bytes_text(file.bytes)})" for file in entry.files)
         console.print(f"  rank {entry.rank}  {entry.model}" + (f"  {files}" if files else ""))
     if ranks > SHOWN:
         console.print(f"  … and {ranks - SHOWN} more")
+    for line in engine_lines(manifest):
+        console.print(escape(line))
     if bundle.report is not None:
         name, error, limit = max((trial.worst for trial in bundle.report.trials), key=lambda worst: worst[1] / worst[2])
         console.print(f"[green]verified[/]: largest relative error {error:.1e} ({escape(name)}), {limit:.1e} allowed")
@@ -219,7 +223,12 @@ def bundle_json(bundle: Bundle) -> dict[str, Any]:
     found: dict[str, Any] = {
         "folder": str(bundle.folder),
         "ranks": [
-            {"rank": entry.rank, "model": entry.model, "bytes": sum(data.bytes for data in entry.data)}
+            {
+                "rank": entry.rank,
+                "model": entry.model,
+                "bytes": sum(data.bytes for data in entry.data),
+                "engines": [asdict(engine) for engine in entry.engines],
+            }
             for entry in bundle.manifest.ranks
         ],
         "collectives": dict(Counter(call.op for call in bundle.manifest.collectives)),

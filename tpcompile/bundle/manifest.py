@@ -110,6 +110,11 @@ class RankEntry:
     data: tuple[DataFile, ...] = ()
     engines: tuple[EngineEntry, ...] = ()
 
+    @property
+    def files(self) -> tuple[DataFile | EngineEntry, ...]:
+        """The files of a rank beside its model, with their sizes."""
+        return (*self.data, *self.engines)
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -254,8 +259,7 @@ def _rank_json(entry: RankEntry) -> dict[str, Any]:
 
 
 def _check_files(folder: Path, entry: RankEntry) -> None:
-    sized: list[DataFile | EngineEntry] = [*entry.data, *entry.engines]
-    for name, size in [(entry.model, None), *((file.file, file.bytes) for file in sized)]:
+    for name, size in [(entry.model, None), *((file.file, file.bytes) for file in entry.files)]:
         path = folder / name
         if not path.is_file():
             raise refuse("TP455", str(path), f"the file that rank {entry.rank} needs is not there",

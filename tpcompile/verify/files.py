@@ -124,7 +124,8 @@ def _with_unique_names(model: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def _open_rank(path: Path, rank: int) -> ModelFile:
+def open_rank(path: Path, rank: int) -> ModelFile:
+    """The model of one rank. Refuses (TP501) what is no ONNX model."""
     try:
         proto = onnx.load(path, load_external_data=False)
     except (OSError, DecodeError, ValueError) as error:
@@ -172,7 +173,7 @@ def open_bundle(folder: Path) -> Bundle:
         for entry in manifest.ranks
         if hashlib.sha256((folder / entry.model).read_bytes()).hexdigest() != entry.model_sha256
     )
-    return Bundle(folder, manifest, tuple(_open_rank(folder / entry.model, entry.rank) for entry in manifest.ranks))
+    return Bundle(folder, manifest, tuple(open_rank(folder / entry.model, entry.rank) for entry in manifest.ranks))
 
 
 def attribute(node: onnx.NodeProto, name: str, default: Any = None) -> Any:

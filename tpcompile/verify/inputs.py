@@ -25,6 +25,8 @@ class Sizes:
     seq: int = 6
     past: int = 4
     encoder: int = 7
+    image: int = 32
+    channels: int = 3
     total_spans_past: bool = True
 
     @property
@@ -66,7 +68,7 @@ def default_inputs(model: ModelFile, sizes: Sizes, tp: int, seed: int = 0) -> di
     """
     rng = np.random.default_rng(seed)
     sizes = replace(sizes, past=sliding_window(model) or sizes.past)
-    shapes = _local_sizes(model, sizes)
+    shapes = input_shapes(model, sizes)
     tables = table_rows(model, {value.name for value in input_values(model)})
     past = sizes.past if any(_is_cache(value) for value in input_values(model)) else 0
     found = {}
@@ -128,31 +130,41 @@ def _is_cache(value: onnx.ValueInfoProto) -> bool:
     )
 
 
-def _local_sizes(model: ModelFile, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-    """The shape of every input under `sizes`."""
+def input_shapes(model: ModelFile, sizes: Sizes, given: Mapping[str, int] | None = None) -> dict[str, tuple[int, ...]]:
+    """The shape of every input under `sizes`; `given` are sizes of symbols that say more."""
+    known: dict[str, int] = {}
+    for symbol, kind in symbol_kinds(model).items():
+        known[symbol] = kind if isinstance(kind, int) else getattr(sizes, kind)
+    known |= given or {}
+    return {value.name: tuple(_evaluated(symbol, known) for symbol in spelled(value)) for value in input_values(model)}
+
+
+def symbol_kinds(model: ModelFile) -> dict[str, str | int]:
+    """What each symbol of the inputs stands for: a field of `Sizes`, "total", or the number that it can only be."""
     values = input_values(model)
-    known = head_sizes(model, {value.name: str(spelled(value)[3]) for value in values if _is_cache(value)})
+    kinds: dict[str, str | int] = {}
+    kinds |= head_sizes(model, {value.name: str(spelled(value)[3]) for value in values if _is_cache(value)})
     sequence_symbols = {spelled(value)[1] for value in values if "ids" in value.name and len(spelled(value)) == 2}
     for value in values:
         for axis, symbol in enumerate(spelled(value)):
-            if isinstance(symbol, str) and not SUM.fullmatch(symbol) and symbol not in known:
-                known[symbol] = _size(value, axis, symbol, sizes, symbol in sequence_symbols)
-    return {value.name: tuple(_evaluated(symbol, known) for symbol in spelled(value)) for value in values}
+            if isinstance(symbol, str) and not SUM.fullmatch(symbol) and symbol not in kinds:
+                kinds[symbol] = _kind(value, axis, symbol, symbol in sequence_symbols)
+    return kinds
 
 
-def _size(value: onnx.ValueInfoProto, axis: int, symbol: str, sizes: Sizes, of_ids: bool) -> int:
+def _kind(value: onnx.ValueInfoProto, axis: int, symbol: str, of_ids: bool) -> str | int:
     name = symbol.lower()
     if symbol.isdigit():
         return int(symbol)
     if axis == 0 or "batch" in name:
-        return sizes.batch
+        return "batch"
     if "encoder" in name:
-        return sizes.encoder
+        return "encoder"
     if "past" in name or (_is_cache(value) and axis == 2):
-        return sizes.past
+        return "past"
     if not of_ids and ("total" in name or "mask" in value.name):
-        return sizes.total
-    return {"num_channels": 3, "height": 32, "width": 32}.get(name, sizes.seq)
+        return "total"
+    return {"num_channels": "channels", "height": "image", "width": "image"}.get(name, "seq")
 
 
 def _evaluated(symbol: str | int, known: Mapping[str, int]) -> int:

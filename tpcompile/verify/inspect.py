@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tpcompile.bundle.manifest import DIALECTS, IOEntry, Manifest
+from tpcompile.bundle.manifest import DIALECTS, IOEntry, Manifest, Profile
 from tpcompile.errors import refuse
 from tpcompile.plan.explain import bytes_text
 from tpcompile.verify.files import REWRITE, Bundle, open_bundle, tensor_bytes
@@ -148,10 +148,12 @@ def print_contents(bundle: Bundle, weights: Sequence[StoredWeight], console: Con
     )
     ranks = _table("rank", "weights", "model", "files")
     for entry in manifest.ranks:
-        files = ", ".join(f"{data.file} ({bytes_text(data.bytes)})" for data in entry.data)
+        files = ", ".join(f"{file.file} ({bytes_text(file.bytes)})" for file in entry.files)
         read = sum(weight.rank_bytes[entry.rank] for weight in weights)
         ranks.add_row(str(entry.rank), bytes_text(read), escape(entry.model), escape(files))
     console.print(ranks, "")
+    for line in [*engine_lines(manifest), ""] if any(entry.engines for entry in manifest.ranks) else []:
+        console.print(escape(line))
     for side, entries in (("input", manifest.inputs), ("output", manifest.outputs)):
         table = _table(side, "type", "shape", "lies", "is")
         for name, io in entries.items():
@@ -178,6 +180,24 @@ def print_contents(bundle: Bundle, weights: Sequence[StoredWeight], console: Con
         )
     console.print(table if manifest.collectives else "no collectives")
     _print_rest(console, len(manifest.collectives), shown, "collectives", "--all")
+
+
+def engine_lines(manifest: Manifest) -> list[str]:
+    """What engines were made with and for, a line for each library and profile."""
+    lines: dict[str, None] = {}
+    for engine in (engine for entry in manifest.ranks for engine in entry.engines):
+        made = f"{engine.library} {engine.version} for compute capability {engine.compute_capability}"
+        lines[f"engines: {made}, {engine.precision}, {engine.collectives} collectives"] = None
+        if engine is next(held for held in manifest.ranks[0].engines if held.library == engine.library):
+            lines |= dict.fromkeys(f"  for {profile_text(profile)}" for profile in engine.profiles)
+    return list(lines)
+
+
+def profile_text(profile: Profile) -> str:
+    """The first input's shapes: the others follow it, and all stand in --json."""
+    name, sizes = next(iter(profile.items()))
+    more = f" and {len(profile) - 1} more" if len(profile) > 1 else ""
+    return f"{name}={':'.join('x'.join(map(str, shape)) for shape in (sizes.min, sizes.opt, sizes.max))}{more}"
 
 
 def _print_rest(console: Console, count: int, shown: int, what: str, option: str) -> None:

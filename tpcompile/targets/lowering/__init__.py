@@ -5,6 +5,7 @@ The compiler's rank files stay as they are; a lowered model is made for the buil
 
 from tpcompile.targets.lowering import attention as _attention  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import attention_grouped as _attention_grouped  # noqa: F401 - fills the table
+from tpcompile.targets.lowering import attention_multi_head as _attention_multi_head  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import experts as _experts  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import gelus as _gelus  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import in_blocks as _in_blocks  # noqa: F401 - fills the table

@@ -250,12 +250,17 @@ class Site:
         self, op: str, inputs: Sequence[str | None], count: int, *, domain: str = "", **attributes: Any
     ) -> list[str]:
         """A node of `count` outputs; their names."""
-        base = next(filter(None, self.node.output), self.node.name)
-        outputs = [self.store.name(f"{base}.{op.lower()}") for _ in range(count)]
         given = [name or "" for name in inputs]
         while given and not given[-1]:
             given.pop()
         known = {key: value for key, value in attributes.items() if value is not None}
+        what = (op, domain, tuple(given), repr(sorted(known.items())), count)
+        found = self.before.get(what) or self.fresh.get(what)
+        if found is not None:
+            return list(found)
+        base = next(filter(None, self.node.output), self.node.name)
+        outputs = [self.store.name(f"{base}.{op.lower()}") for _ in range(count)]
+        self.fresh[what] = outputs
         self.emitted.append(helper.make_node(op, given, outputs, name=outputs[0], domain=domain, **known))
         return outputs
 
@@ -322,7 +327,8 @@ class Site:
         return self.emit_several("Split", [x, self.integers(*sizes)], len(sizes), axis=axis)
 
     def length(self, x: str, axis: int) -> str:
-        """The size of an axis at run time, int64 of one element."""
+        """The size of an axis at run time, int64 of one element; asked of an input where it is one of its lengths."""
+        x, axis = self.types.origin(x, axis)
         return self.emit("Gather", [self.emit("Shape", [x]), self.integers(axis)], axis=0)
 
 

@@ -14,16 +14,17 @@ from tpcompile.graph.external import find_data
 from tpcompile.graph.from_onnx import to_program
 from tpcompile.graph.program import Program, Sizes, Value
 from tpcompile.graph.read import SourceModel
-from tpcompile.graph.samples import SAMPLES
+from tpcompile.graph.samples import SAMPLES, Samples
 from tpcompile.graph.shapes import COMPARISONS, infer_shapes
 from tpcompile.targets.collectives import register_schema
 
 
 @dataclass(frozen=True)
 class ValueTypes:
-    """What is known of values by name; and symbols that turned out to be numbers."""
+    """What is known of values by name; where lengths of the inputs stand; symbols that turned out to be numbers."""
 
     values: dict[str, Value]
+    origins: dict[Sizes, tuple[str, int]]
     settled: dict[str, int] = field(default_factory=dict)
 
     @classmethod
@@ -38,10 +39,10 @@ class ValueTypes:
             return told
 
         while True:
-            infer_shapes(program, tell)
+            samples = infer_shapes(program, tell).samples
             found = {name: kind for name, kind in _contradicted(program) if name not in told}
             if not found:
-                return cls(program.values)
+                return cls(program.values, _origins(program, samples))
             told.update(found)
 
     def dtype(self, name: str) -> str | None:
@@ -55,6 +56,10 @@ class ValueTypes:
         if found is None or found.sizes is None:
             return None
         return tuple(sizes[0] if len(set(sizes)) == 1 else None for sizes in found.sizes)
+
+    def origin(self, name: str, axis: int) -> tuple[str, int]:
+        """The first input, and its axis, that is as long as an axis of a value by its symbol; else that axis itself."""
+        return self.origins.get(self.lengths(name, axis) or (), (name, axis))
 
     def lengths(self, name: str, axis: int) -> tuple[int, ...] | None:
         """The size of an axis in each sample of input sizes, None where it is unknown."""
@@ -93,3 +98,16 @@ def _contradicted(program: Program) -> Iterator[tuple[str, tuple[str, tuple[Size
                 sizes[-axis] = size if set(size) != {1} else sizes[-axis]
         kind = "bool" if node.op in COMPARISONS else operands[node.op == "Where"].dtype or ""
         yield output.name, (kind, tuple(sizes))
+
+
+def _origins(program: Program, samples: Samples) -> dict[Sizes, tuple[str, int]]:
+    """The first axis of an input for each symbol; none where its number may have been chosen as a sum of others'."""
+    varying = {sizes for sizes in samples.symbols.values() if len(set(sizes)) > 1}
+    sums = {tuple(map(sum, zip(a, b, strict=True))) for a in varying for b in varying}
+    found: dict[Sizes, tuple[str, int]] = {}
+    for value in program.inputs:
+        for axis, symbol in enumerate(value.shape or ()):
+            sizes = samples.symbols.get(symbol) if isinstance(symbol, str) else None
+            if sizes in varying - sums:
+                found.setdefault(sizes, (value.name, axis))
+    return found

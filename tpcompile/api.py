@@ -81,8 +81,8 @@ class Bundle:
             if not alone:
                 fact = "another process builds or replaces something in it"
                 raise refuse("TP713", str(self.folder), fact, "Wait until it is done")
-            manifest, notes = build_engines(self.folder, Manifest.read(self.folder), request, progress)
-        return replace(self, manifest=manifest, warnings=(*self.warnings, *notes))
+            made = build_engines(self.folder, Manifest.read(self.folder), request, progress)
+        return replace(self, manifest=made.manifest, warnings=(*self.warnings, *made.notes))
 
     def session(self, **options: Any) -> InferenceSession:
         """A session that runs the bundle (see `InferenceSession`)."""
@@ -196,12 +196,13 @@ def compile(
             if not report.ok:
                 writing.keep_failed = True
                 raise NumbersDiffer(*report.faults)
-        notes: list[str] = []
+        notes = tuple(work.warnings)
         if engines is not None:
             from tpcompile.targets.engines import build_engines
 
-            manifest, notes = build_engines(folder, manifest, engines, progress)
-    return Bundle(target, manifest, work.plan, (*work.warnings, *notes), report)
+            made = build_engines(folder, manifest, engines, progress)
+            manifest, notes = made.manifest, (*notes, *made.notes)
+    return Bundle(target, manifest, work.plan, notes, report)
 
 
 def plan(

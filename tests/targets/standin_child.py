@@ -47,11 +47,15 @@ def act(job: Job, tell: Tell) -> dict[str, Any]:
             order.write(f"end {job.rank} after {before or 'nobody'}\n")
     content = f"engine of rank {job.rank}, {behaviour}".encode()
     (folder / job.engine).write_bytes(content)
+    model = next(folder.glob(f"model_tp*_rank{job.rank}.onnx")).stem
+    entry = {
+        "file": f"{model}.{job.option.replace('-', '_')}.engine", "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(), "library": job.option.replace("-", "_"), "version": "1.2.3",
+        "compute_capability": "8.9", "precision": "float32", "profiles": job.profiles,
+        "collectives": job.rank if behaviour == "differ" else 3,
+    }  # fmt: skip
     return {
-        "bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "library": job.option.replace("-", "_"),
-        "version": "1.2.3", "compute_capability": "8.9", "precision": "float32", "profiles": job.profiles,
-        "collectives": job.rank if behaviour == "differ" else 3, "layers": 9, "lowered": {}, "room": 2560,
-        "misfits": [], "seconds": 0.1,
+        "entry": entry, "layers": 9, "num_ranks": [4], "lowered": {}, "room": 2560, "misfits": [], "seconds": 0.1,
     }  # fmt: skip
 
 

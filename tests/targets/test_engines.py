@@ -39,7 +39,7 @@ def child(*behaviours: str) -> list[str]:
 
 def build(folder: Path, *behaviours: str, library: Library = AHEAD, timeout_s: float = 60) -> Manifest:
     request = BuildRequest(library, Wishes({}), timeout_s=timeout_s)
-    return build_engines(folder, Manifest.read(folder), request, child=child(*behaviours))[0]
+    return build_engines(folder, Manifest.read(folder), request, child=child(*behaviours)).manifest
 
 
 def failure(folder: Path, *behaviours: str, timeout_s: float = 60) -> list[str]:
@@ -65,10 +65,11 @@ def content(folder: Path) -> dict[str, bytes]:
 def test_engines_of_all_ranks_are_written_down(bundle: Path) -> None:
     before, told = content(bundle), []
     request = BuildRequest(AHEAD, Wishes({}, ({"x": ShapeRange((1, 12), (2, 12), (4, 12))},)))
-    made, notes = build_engines(
+    found = build_engines(
         bundle, Manifest.read(bundle), request, lambda what, done, total: told.append((what, done, total)), child("ok")
     )
-    assert notes == []
+    assert found.notes == ()
+    made = found.manifest
     assert made == Manifest.read(bundle)
     for rank, entry in enumerate(made.ranks):
         (engine,) = entry.engines

@@ -19,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tpcompile.bundle.manifest import Manifest, RankEntry, ShapeRange
+from tpcompile.bundle.manifest import EngineEntry, Manifest, RankEntry, ShapeRange
 from tpcompile.errors import Refused
 from tpcompile.targets.collectives import is_collective, read_collective
 from tpcompile.targets.known_sizes import leave_out_single, settle_sizes, weights_precision
@@ -126,16 +126,15 @@ def build(job: Job, tell: Tell) -> dict[str, Any]:
     tell({"stage": "writing"})
     content = memoryview(built.engine)
     (folder / job.engine).write_bytes(content)
+    made = EngineEntry(
+        f"{Path(entry.model).stem}.{library.module}.engine", content.nbytes, hashlib.sha256(content).hexdigest(),
+        library.module, trt.__version__, library.capabilities or gpu_capability() or "", precision, built.profiles,
+        len(expected),
+    )  # fmt: skip
     return {
-        "bytes": content.nbytes,
-        "sha256": hashlib.sha256(content).hexdigest(),
-        "library": library.module,
-        "version": trt.__version__,
-        "compute_capability": library.capabilities or gpu_capability() or "",
-        "precision": precision,
-        "profiles": [{name: asdict(shape) for name, shape in profile.items()} for profile in built.profiles],
-        "collectives": len(expected),
+        "entry": asdict(made),
         "layers": network.layers,
+        "num_ranks": sorted({call.nb_rank for call in expected}),
         "lowered": dict(lowered.changes),
         "room": built.room,
         "misfits": list(built.misfits),

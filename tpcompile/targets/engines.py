@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -28,7 +28,7 @@ from tpcompile.bundle.manifest import FILE_NAME, EngineEntry, Manifest, ShapeRan
 from tpcompile.bundle.write import sync
 from tpcompile.errors import Fault, Refused
 from tpcompile.targets.build_engine import STAGES, Job
-from tpcompile.targets.profiles import ROOMS, Wishes, check_wishes
+from tpcompile.targets.profiles import ENDS, ROOMS, Wishes, check_wishes
 from tpcompile.targets.tensorrt import Library
 
 CHILD = (sys.executable, "-m", "tpcompile.targets.build_engine")
@@ -58,6 +58,38 @@ class BuildRequest:
     timeout_s: float = 3600.0
 
 
+@dataclass(frozen=True)
+class Made:
+    """What came of one rank's build.
+
+    Attributes:
+        entry: what bundle.json says of it.
+        layers: how many layers the parsed network has.
+        num_ranks: over how many ranks its collectives go, each number once.
+        lowered: nodes that were lowered, by operator.
+        room: how many tokens its profiles were made for; see `Candidate`.
+        misfits: what the greatest shapes of its profiles lack, in the library's words.
+        seconds: how long it took.
+    """
+
+    entry: EngineEntry
+    layers: int
+    num_ranks: tuple[int, ...]
+    lowered: Mapping[str, int]
+    room: int
+    misfits: tuple[str, ...]
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Engines:
+    """The engines of a bundle: its new manifest, what came of each rank, and what is worth telling."""
+
+    manifest: Manifest
+    made: tuple[Made, ...]
+    notes: tuple[str, ...]
+
+
 @dataclass
 class Build:
     """A rank's build under way: what it said last, and in the end what it made or what was wrong."""
@@ -70,7 +102,7 @@ class Build:
     stage: str = "starting"
     node: str = ""
     heard: bytes = b""
-    made: dict[str, Any] | None = None
+    made: Made | None = None
     faults: list[Fault] = field(default_factory=list)
     late: bool = False
 
@@ -80,7 +112,7 @@ class Build:
         for message in map(json.loads, lines):
             self.stage = message.get("stage", self.stage)
             self.node = "" if "stage" in message else message.get("node", self.node)
-            self.made = message.get("made", self.made)
+            self.made = _made(message["made"]) if "made" in message else self.made
             self.faults += [Fault(**fault) for fault in message.get("faults", ())]
 
     def end(self, timeout_s: float) -> list[Fault]:
@@ -118,8 +150,8 @@ def build_engines(
     request: BuildRequest,
     progress: Progress | None = None,
     child: Sequence[str] = CHILD,
-) -> tuple[Manifest, list[str]]:
-    """Build an engine per rank into a bundle and write it down; returns the new manifest, and what is worth telling.
+) -> Engines:
+    """Build an engine per rank into a bundle and write it down.
 
     Engines of the same library are replaced, those of the other stay. A failure leaves the bundle as it was.
 
@@ -139,8 +171,8 @@ def build_engines(
         jobs = [_job(folder, manifest, request, rank, hidden) for rank in range(manifest.world_size)]
         made = _run_all(jobs, request, _parallel(manifest, request.library), progress, child)
         _check_alike(made)
-        entries = [_entry(manifest.ranks[rank].model, found) for rank, found in enumerate(made)]
-        return _publish(folder, manifest, jobs, entries), _notes(made)
+        complete = _publish(folder, manifest, jobs, [found.entry for found in made])
+        return Engines(complete, tuple(made), tuple(_notes(made)))
     finally:
         remove_abandoned(folder)
 
@@ -186,10 +218,10 @@ def free_memory() -> int:
 
 def _run_all(
     jobs: Sequence[Job], request: BuildRequest, parallel: int, progress: Progress | None, child: Sequence[str]
-) -> list[dict[str, Any]]:
+) -> list[Made]:
     """Run all jobs, some at a time; what each made, by rank. Raises all faults of all ranks together."""
     waiting, running = deque(jobs), dict[int, Build]()
-    made: dict[int, dict[str, Any]] = {}
+    made: dict[int, Made] = {}
     faults: dict[int, list[Fault]] = {}
     with selectors.DefaultSelector() as lines:
         try:
@@ -270,35 +302,40 @@ def _together(faults: dict[int, list[Fault]]) -> Iterator[Fault]:
         yield replace(fault, where=f"{who}, {fault.where}" if fault.where else who)
 
 
-def _check_alike(made: Sequence[dict[str, Any]]) -> None:
-    """Refuse (TP712) ranks whose engines take different numbers of profiles or hold different collectives."""
-    for what in ("collectives", "room", "version"):
-        found = [rank[what] for rank in made]
+def _made(told: dict[str, Any]) -> Made:
+    """What a child told of the engine it made."""
+    entry = dict(told["entry"])
+    profiles = tuple(
+        {name: ShapeRange(*(tuple(shape[end]) for end in ENDS)) for name, shape in profile.items()}
+        for profile in entry.pop("profiles")
+    )
+    return Made(
+        EngineEntry(**entry, profiles=profiles), told["layers"], tuple(told["num_ranks"]), told["lowered"],
+        told["room"], tuple(told["misfits"]), told["seconds"],
+    )  # fmt: skip
+
+
+def _check_alike(made: Sequence[Made]) -> None:
+    """Refuse (TP712) ranks whose engines are for different lengths, hold other collectives, or differ in version."""
+    for what, found in (
+        ("collectives", [rank.entry.collectives for rank in made]),
+        ("lengths", [rank.room for rank in made]),
+        ("versions", [rank.entry.version for rank in made]),
+    ):
         if len(set(found)) > 1:
             fact = f"ranks differ in {what}: {', '.join(map(str, found))}"
             raise Refused(Fault("TP712", "engines", fact, "Give --profile or --sizes that fit all; else report this"))
 
 
-def _entry(model: str, made: dict[str, Any]) -> EngineEntry:
-    profiles = tuple(
-        {name: ShapeRange(*(tuple(shape[end]) for end in ("min", "opt", "max"))) for name, shape in profile.items()}
-        for profile in made["profiles"]
-    )
-    return EngineEntry(
-        f"{model.removesuffix('.onnx')}.{made['library']}.engine", made["bytes"], made["sha256"], made["library"],
-        made["version"], made["compute_capability"], made["precision"], profiles, made["collectives"],
-    )  # fmt: skip
-
-
-def _notes(made: Sequence[dict[str, Any]]) -> list[str]:
+def _notes(made: Sequence[Made]) -> Iterator[str]:
     """What a user should know of engines that were built."""
-    notes = []
-    if made[0]["room"] < ROOMS[0]:
-        largest = [f"{name} {sizes['max']}" for name, sizes in list(made[0]["profiles"][0].items())[:1]]
-        notes.append(f"the model has no room for longer inputs: engines take at most {largest[0]} (see --profile)")
-    for misfit in dict.fromkeys(text for rank in made for text in rank["misfits"]):
-        notes.append(f"the greatest shapes of a profile do not go together: {misfit}")
-    return notes
+    profiles = made[0].entry.profiles
+    if made[0].room < ROOMS[0] and profiles:
+        name, sizes = next(iter(profiles[0].items()))
+        most = f"{name} {list(sizes.max)}"
+        yield f"the model has no room for longer inputs: engines take at most {most} (see --profile)"
+    for misfit in dict.fromkeys(text for rank in made for text in rank.misfits):
+        yield f"the greatest shapes of a profile do not go together: {misfit}"
 
 
 def _publish(folder: Path, manifest: Manifest, jobs: Sequence[Job], entries: Sequence[EngineEntry]) -> Manifest:

@@ -10,11 +10,10 @@ import math
 from dataclasses import dataclass
 
 from tpcompile.targets.lowering.attention_parts import (
+    Heads,
     Scoring,
     attend,
-    for_each_query_head,
     heads_together,
-    score_type,
     written,
 )
 from tpcompile.targets.lowering.registry import NotLowered, lowering
@@ -67,23 +66,23 @@ def group_query_attention(site: Site) -> list[str | None]:
     packed = not site.has(1)
     size = site.size(site.input(0), 2) // (heads + 2 * kv if packed else heads)
     dtype = site.dtype(site.input(0))
+    shape = Heads(kv, heads // kv, size, size, dtype)
     step = _step(site)
     q, k, v = _projections(site, step, heads, kv, size)
     keys = _keys(site, step, k, v, dtype, kv, size)
     sink = ""
     if site.has(11):
-        sink = site.reshape(site.cast(site.input(11), score_type(dtype)), 1, heads, 1, 1)
+        sink = site.reshape(site.cast(site.input(11), shape.scores), 1, heads, 1, 1)
     elif site.attribute("smooth_softmax", 0):
-        sink = site.constant([[[[0.0]]]], score_type(dtype))
+        sink = site.constant([[[[0.0]]]], shape.scores)
     how = Scoring(
         scale=site.attribute("scale", 0.0) or 1.0 / math.sqrt(size),
         softcap=site.attribute("softcap", 0.0),
-        added=[_bias(site, keys, dtype)] if site.has(10) else [],
+        added=[_bias(site, keys)] if site.has(10) else [],
         visible=_visible(site, step, keys.positions),
         sink=sink,
     )
-    k, v = (for_each_query_head(site, x, kv, heads // kv, size) for x in (keys.k, keys.v))
-    y, _, _ = attend(site, q, k, v, dtype, how)
+    y = attend(site, q, keys.k, keys.v, shape, how).y
     return [heads_together(site, y, heads * size), *keys.caches]
 
 
@@ -214,13 +213,13 @@ def _visible(site: Site, step: Step, positions: str) -> str:
     return site.emit("And", [seen, site.emit("Less", [first, keys])])
 
 
-def _bias(site: Site, keys: Keys, dtype: str) -> str:
+def _bias(site: Site, keys: Keys) -> str:
     """What is added to scores, its columns being positions."""
-    bias = site.cast(site.input(10), score_type(dtype)) if score_type(dtype) != dtype else site.input(10)
+    bias = site.input(10)
     if not site.has(3):
         return bias
     if site.attribute("sliding_window_cache", 0):
         raise NotLowered("a bias with a cache of a window")
-    last = site.emit("Sub", [site.length(site.input(10), 3), site.integers(1)])
+    last = site.emit("Sub", [site.length(bias, 3), site.integers(1)])
     columns = site.squeeze(site.emit("Min", [keys.positions, last]), 0)
     return site.emit("Gather", [bias, columns], axis=3)

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpcompile.targets.lowering.attention_parts import (
+    Attended,
+    Heads,
     Scoring,
     attend,
     heads_apart,
     heads_together,
-    score_type,
+    lowest_of,
     written,
 )
 from tpcompile.targets.lowering.registry import NotLowered, lowering
@@ -71,27 +73,25 @@ def _attention(site: Site, roles: Roles, beams: Sequence[int]) -> list[str | Non
     queries = site.length(site.input(0), 1)
     keys = site.length(site.input(1), 2 if site.rank(site.input(1)) == 4 else 1) if site.has(1) else queries
     sides = _with_past(site, roles, Sides(q, k, v, queries, keys), heads, (size, values), dtype)
-    y, scores = attention_of(site, sides, roles, size, dtype)
-    return [heads_together(site, y, heads * values), sides.k, sides.v, scores]
+    found = _attended(site, sides, roles, Heads(heads, 1, size, values, dtype))
+    return [heads_together(site, found.y, heads * values), sides.k, sides.v, found.scores or None]
 
 
-def attention_of(site: Site, sides: Sides, roles: Roles, size: int, dtype: str) -> tuple[str, str]:
-    """Values by weights, [b, h, s, d of values], and the scores, [b, h, s, t], in the operands' type."""
-    wide = score_type(dtype)
-    keys = site.unsqueeze(count_to(site, sides.keys), 0)  # [1, t]
-    added = _padding(site, roles, keys, wide)
-    if site.has(roles.added):
-        given = site.input(roles.added)
-        bias = site.cast(given, wide) if wide != dtype else given
-        if sides.filled:  # the cache is longer than what is in it
-            bias = _columns(site, bias, site.length(given, 3), keys, axis=3)
-        added.append(bias)
-    seen = _seen(site, sides, keys)
-    how = Scoring(site.attribute("scale", 0.0) or 1.0 / math.sqrt(size), added=added, visible=seen)
-    y, scores, _ = attend(site, sides.q, sides.k, sides.v, dtype, how)
+def _attended(site: Site, sides: Sides, roles: Roles, heads: Heads) -> Attended:
+    """Values by weights; what masks and causality say goes into the scores."""
     if site.wants(3) and sides.filled:
         raise NotLowered("scores of a cache that is written in place are an output")
-    return y, site.cast(scores, dtype) if wide != dtype else scores
+    keys = site.unsqueeze(count_to(site, sides.keys), 0)  # [1, t]
+    added = _padding(site, roles, keys, heads.dtype)
+    if site.has(roles.added):
+        bias = site.input(roles.added)
+        if sides.filled:  # the cache is longer than what is in it
+            bias = _columns(site, bias, site.length(bias, 3), keys, axis=3)
+        added.append(bias)
+    scale = site.attribute("scale", 0.0) or 1.0 / math.sqrt(heads.size)
+    by_query = site.attribute("unidirectional", 0) or site.has(roles.added)
+    how = Scoring(scale, added=added, visible=_seen(site, sides, keys), queries="" if by_query else sides.queries)
+    return attend(site, sides.q, sides.k, sides.v, heads, how, tell=site.wants(3))
 
 
 def _seen(site: Site, sides: Sides, keys: str) -> str:
@@ -109,7 +109,7 @@ def _seen(site: Site, sides: Sides, keys: str) -> str:
     return site.unsqueeze(rules[0] if len(rules) == 1 else site.emit("And", rules), 0, 1)
 
 
-def _padding(site: Site, roles: Roles, keys: str, wide: str) -> list[str]:
+def _padding(site: Site, roles: Roles, keys: str, dtype: str) -> list[str]:
     """What a mask adds to scores: lengths [b], ends and starts [2·b], or zeros for padding, [b, t] or [b, s, t]."""
     if not site.has(roles.mask):
         return []
@@ -138,8 +138,8 @@ def _padding(site: Site, roles: Roles, keys: str, wide: str) -> list[str]:
             kept = _columns(site, kept, site.length(mask, rank - 1), keys, axis=3)
     else:
         raise NotLowered("a mask of all tokens by all tokens")
-    away = site.constant(site.attribute("mask_filter_value", -10000.0), wide)
-    return [site.emit("Where", [kept, site.constant(0, wide), away])]
+    away = max(site.attribute("mask_filter_value", -10000.0), lowest_of(dtype))
+    return [site.emit("Where", [kept, site.constant(0, dtype), site.constant(away, dtype)])]
 
 
 def _columns(site: Site, x: str, count: str, keys: str, axis: int) -> str:
@@ -249,8 +249,9 @@ def projected_attention(site: Site) -> list[str | None]:
         k, v = (site.emit("Concat", [site.squeeze(old, 0), new], axis=2) for old, new in zip(both, (k, v), strict=True))
         held = site.length(site.input(4), 3)
         sides = Sides(q, k, v, tokens, site.emit("Add", [held, tokens]), before=held)
-    y, _ = attention_of(site, sides, Roles(bias=2, mask=3, added=5, past=4, length=99), size, dtype)
+    roles = Roles(bias=2, mask=3, added=5, past=4, length=99)
+    found = _attended(site, sides, roles, Heads(heads, 1, size, values, dtype))
     present = None
     if site.wants(1):
         present = site.emit("Concat", [site.unsqueeze(sides.k, 0), site.unsqueeze(sides.v, 0)], axis=0)
-    return [heads_together(site, y, heads * values), present]
+    return [heads_together(site, found.y, heads * values), present]

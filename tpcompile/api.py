@@ -160,6 +160,9 @@ def compile(
     )  # fmt: skip
     engines = None
     if engine is not None:
+        from tpcompile.targets.engines import require_dialect
+
+        require_dialect(dialect)
         engines = _engine_request(engine, sizes, profiles, collective_boundary, engine_timeout_s)
     elif profiles or collective_boundary:
         given = "profiles" if profiles else "collective_boundary"

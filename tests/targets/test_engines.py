@@ -15,8 +15,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import onnx
 import pytest
 
+from tests.plan.models import TWO_LAYERS, model
 from tests.run import handmade
 from tpcompile import api
 from tpcompile.bundle.manifest import Manifest, ShapeRange
@@ -294,6 +296,22 @@ def test_a_library_that_needs_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert find_library("tensorrt-rtx") == AHEAD
 
 
+def test_collectives_of_another_dialect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = (
+        "TP714 --dialect onnxruntime: its collectives are those of ONNX Runtime, which TensorRT does not read. Compile "
+        "without --dialect to build engines"
+    )
+    monkeypatch.setattr("tpcompile.targets.tensorrt.find_spec", lambda name: name)
+    with pytest.raises(Refused) as caught:
+        api.compile(tmp_path / "m.onnx", 2, engine="tensorrt-rtx", dialect="onnxruntime")
+    assert str(caught.value) == said
+    onnx.save(model(TWO_LAYERS), tmp_path / "m.onnx")
+    bundle = api.compile(tmp_path / "m.onnx", 2, tmp_path / "out", dialect="onnxruntime")
+    with pytest.raises(Refused) as caught:
+        bundle.build_engines("tensorrt-rtx")
+    assert str(caught.value) == said
+
+
 def test_profiles_without_an_engine(tmp_path: Path) -> None:
     with pytest.raises(Refused) as caught:
         api.compile(tmp_path / "m.onnx", 2, profiles={"x": ((1,), (1,), (1,))})
@@ -303,10 +321,6 @@ def test_profiles_without_an_engine(tmp_path: Path) -> None:
 
 
 def test_compiling_with_engines_writes_all_or_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import onnx
-
-    from tests.plan.models import TWO_LAYERS, model
-
     onnx.save(model(TWO_LAYERS), tmp_path / "m.onnx")
     monkeypatch.setattr("tpcompile.targets.tensorrt.find_spec", lambda name: name)
     monkeypatch.setattr(engines.build_engines, "__defaults__", (None, child("ok", "SIGSEGV")))

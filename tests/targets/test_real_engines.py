@@ -20,7 +20,7 @@ from tpcompile.bundle.manifest import Manifest, ShapeRange
 from tpcompile.cli import main
 from tpcompile.errors import Refused
 from tpcompile.targets.collectives import Collective, make_collective
-from tpcompile.targets.network import Network, Said, listen
+from tpcompile.targets.network import Network, Said, listen, plain
 from tpcompile.targets.profiles import Candidate
 
 trt: Any = pytest.importorskip("tensorrt_rtx", reason="builds engines: pip install 'tpcompile[rtx]'")
@@ -102,6 +102,19 @@ def test_a_model_with_room_for_few_tokens(tmp_path: Path) -> None:
     assert str(caught.value).startswith("TP709 ranks 0, 1: TensorRT builds no engine: ")
     assert str(caught.value).endswith(". Give sizes that the model takes, with --sizes or --profile")
     check(api.load(tmp_path / "out"))
+
+
+def test_messages_lose_the_places_in_the_librarys_sources() -> None:
+    said = {
+        "IBuilder::buildSerializedNetwork: Error Code 1: Myelin ([myelin_graph.h:1295: attachExceptionMsgToGraph] "
+        "MyelinCheckException: utils.cpp:3613: CHECK(i < op->input_size()) failed.  In compile at /_src/c.c:7)":
+        "Myelin MyelinCheckException: CHECK(i < op->input_size()) failed",
+        "IBuilder::buildSerializedNetwork: Error Code 4: API Usage Error (IElementWiseLayer /Add_1: broadcast dims "
+        "must be conformable In op at /_src/shape/shapeContext.cpp:2699 In analyzeShapes at /_src/g.cpp:2825)":
+        "API Usage Error (IElementWiseLayer /Add_1: broadcast dims must be conformable",
+        "x" * 400: "x" * 299 + "…",
+    }  # fmt: skip
+    assert {text: plain(text) for text in said} == said
 
 
 def parsed(path: Path) -> Network:

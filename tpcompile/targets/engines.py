@@ -24,7 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
-from tpcompile.bundle.manifest import FILE_NAME, EngineEntry, Manifest, ShapeRange
+from tpcompile.bundle.manifest import DIALECTS, FILE_NAME, EngineEntry, Manifest, ShapeRange
 from tpcompile.bundle.write import sync
 from tpcompile.errors import Fault, Refused
 from tpcompile.targets.build_engine import STAGES, Job
@@ -161,8 +161,9 @@ def build_engines(
         child: the command that builds one engine (tests give others).
 
     Raises:
-        Refused: TP706 to TP711, and what lowering refuses: of all ranks at once.
+        Refused: TP706 to TP711, and what lowering refuses: of all ranks at once; TP714 collectives of another dialect.
     """
+    require_dialect(manifest.dialect)
     check_wishes(manifest, request.wishes)
     folder = folder.absolute()
     remove_abandoned(folder)
@@ -175,6 +176,13 @@ def build_engines(
         return Engines(complete, tuple(made), tuple(_notes(made)))
     finally:
         remove_abandoned(folder)
+
+
+def require_dialect(dialect: str) -> None:
+    """Refuse (TP714) collectives that TensorRT does not read."""
+    if dialect != DIALECTS[0]:
+        fact = "its collectives are those of ONNX Runtime, which TensorRT does not read"
+        raise Refused(Fault("TP714", f"--dialect {dialect}", fact, "Compile without --dialect to build engines"))
 
 
 def remove_abandoned(folder: Path) -> None:

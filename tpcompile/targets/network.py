@@ -21,7 +21,11 @@ from tpcompile.targets.tensorrt import configure, network_flags
 SHAPES = re.compile(r"violate shape constraints|not self-consistent")
 """What the library says of profiles whose shapes do not go together."""
 PARSING = re.compile(r"Parsing node: (.*) \[(\w+)\]")
-NOISE = re.compile(r"\s*(In \S+ at /\S+.*|\(In .*|\[\w+\.(h|cpp):\d+.*?\])|\S*\.cpp:\d+:\s*|In function \S+:")
+NOISE = re.compile(
+    r"^I\w+::\w+: |Error Code:? \d+: |In function \S+:"
+    r"|\(?\bIn \S+ at /\S+.*|\(?\[\w+\.(h|cpp):\d+.*?\]|\S*\.cpp:\d+:\s*"
+)
+"""Places in the library's own sources."""
 COSTLY = ("Optimizing graph", "Computing profile costs")
 """Phases of a build that come after shapes were checked."""
 SHOWN_CHARACTERS = 300
@@ -234,7 +238,7 @@ class TimingCache:
     def before(self, config: Any) -> None:
         """Give the builder what earlier ranks measured."""
         held = self.path.read_bytes() if self.path.exists() else b""
-        config.set_timing_cache(config.create_timing_cache(held), ignore_mismatch=False)
+        config.set_timing_cache(config.create_timing_cache(held), False)  # one of another version is an error
 
     def after(self, config: Any) -> None:
         """Keep what was measured for the next rank."""

@@ -106,7 +106,8 @@ def network_flags(trt: Any) -> int:
 
 def configure(trt: Any, config: Any) -> None:
     """Settings that every engine is built with."""
-    config.clear_flag(trt.BuilderFlag.TF32)  # it would round what float32 products read to 10 bits
+    if hasattr(trt.BuilderFlag, "TF32"):
+        config.clear_flag(trt.BuilderFlag.TF32)  # it would round what float32 products read to 10 bits
     for name in PREVIEWS:
         feature = getattr(trt.PreviewFeature, name, None)
         if feature is not None:

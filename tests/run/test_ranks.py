@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import ml_dtypes
 import numpy as np
 import onnx
 import pytest
-from onnx import helper
 
-from tests.run import handmade
+from tests.run import every_collective, handmade
 from tests.run.handmade import Array
-from tpcompile.bundle.manifest import IOEntry, Placement
 from tpcompile.run import arrays
 from tpcompile.run.launch import run_ranks
-from tpcompile.targets.collectives import make_collective
 
 
 def tprun(*arguments: object, ranks: int) -> int:
@@ -108,77 +102,16 @@ def test_caches_are_cut_and_gathered(tmp_path: Path) -> None:
         np.testing.assert_allclose(found[name], wanted, rtol=1e-4, atol=1e-4)
 
 
-def rows(size: int, ranks: int) -> Placement:
-    part = size // ranks
-    return Placement(0, tuple(((r * part, (r + 1) * part),) for r in range(ranks)))
-
-
-CASES: list[tuple[str, dict[str, Any]]] = [
-    ("all_reduce", {"reduce_op": op}) for op in ("sum", "prod", "max", "min", "avg")
-] + [
-    ("all_gather", {}), ("reduce_scatter", {"reduce_op": "sum"}), ("reduce_scatter", {"reduce_op": "avg"}),
-    ("all_to_all", {}), ("broadcast", {"root": 2}),
-]  # fmt: skip
-GROUPS = [None, [(0, 1), (2, 3)], [(2, 0), (3, 1)]]
-
-
-def expected(op: str, options: dict[str, Any], groups: Sequence[tuple[int, ...]], blocks: list[Array]) -> Array:
-    """All ranks' results, one after the other, computed here in numpy."""
-    made: list[Array] = [np.empty(0)] * len(blocks)
-    reduce = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum, "avg": np.add}
-    for group in groups:
-        mine = [blocks[r] for r in group]
-        total = mine[0]
-        for block in mine[1:]:
-            total = reduce[options.get("reduce_op", "sum")](total, block)
-        if options.get("reduce_op") == "avg":
-            total = (total / len(group)).astype(total.dtype)
-        for at, rank in enumerate(group):
-            parts = [np.split(block, len(group))[at] for block in mine]
-            sent = blocks[options["root"]] if "root" in options else total
-            made[rank] = {
-                "all_reduce": total, "all_gather": np.concatenate(mine), "all_to_all": np.concatenate(parts),
-                "reduce_scatter": np.split(total, len(group))[at], "broadcast": sent,
-            }[op]  # fmt: skip
-    return np.concatenate(made)
-
-
 @pytest.mark.parametrize("dtype", ["float32", "int64", "uint8", "bool", "float16", "bfloat16"])
 def test_every_collective(tmp_path: Path, dtype: str) -> None:
     """All collectives over all ranks and over groups that differ by rank, in one graph whose input they share."""
-    ranks, size = 4, 16
-    kind = np.dtype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
-    rng = np.random.default_rng(3)
-    x = (
-        rng.integers(0, 2, (size * 1, 3))
-        if dtype == "bool"
-        else rng.integers(0 if dtype == "uint8" else -3, 4, (size, 3))
-    )
-    x = x.astype(kind)
-    inputs = {"x": IOEntry(dtype, (size, 3), rows(size, ranks))}
-    outputs, wanted, made = {}, {}, []
-    nodes: list[list[onnx.NodeProto]] = [[helper.make_node("Identity", ["x"], ["own"])] for _ in range(ranks)]
-    for op, options in CASES:
-        for index, groups in enumerate(GROUPS):
-            if (dtype == "bool" and options.get("reduce_op") == "avg") or (op == "broadcast" and groups is not None):
-                continue
-            name = f"{op}/{options.get('reduce_op', '')}/{index}"
-            for rank in range(ranks):
-                group = next((g for g in groups or () if rank in g), ())
-                nodes[rank].append(
-                    make_collective(op, "own", name, nb_rank=len(group) or ranks, groups=group, name=name, **options)
-                )
-            wanted[name] = expected(op, options, groups or [tuple(range(ranks))], np.split(x, ranks))
-            outputs[name] = IOEntry(dtype, (len(wanted[name]), 3), rows(len(wanted[name]), ranks))
-    for rank in range(ranks):
-        made.append(handmade.model_of(nodes[rank], {}, inputs, outputs, rank=rank))
-    bundle = handmade.write_bundle(tmp_path / "b", made, inputs, outputs)
+    bundle, x, wanted = every_collective.bundle(tmp_path / "b", dtype)
     arrays.write(tmp_path / "in.npz", {"x": x})
     assert tprun(bundle, "--inputs", tmp_path / "in.npz", "--outputs", tmp_path / "out.npz", ranks=4) == 0
-    found = arrays.read(tmp_path / "out.npz", dict.fromkeys(outputs, dtype))
-    for name in outputs:
+    found = arrays.read(tmp_path / "out.npz", dict.fromkeys(wanted, dtype))
+    for name in wanted:
         tolerance = {"bfloat16": 1e-2, "float16": 1e-3}.get(dtype, 0)
-        assert found[name].dtype == kind
+        assert found[name].dtype == x.dtype
         np.testing.assert_allclose(
             found[name].astype(np.float64), wanted[name].astype(np.float64), rtol=tolerance, err_msg=name
         )

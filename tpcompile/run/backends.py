@@ -29,16 +29,16 @@ SAME_VERSIONS = "Install the same versions on all machines"
 
 @dataclass(frozen=True)
 class Backend:
-    """What computes. `library` is the module of the engines; `passed_over` the better ones, each with the reason."""
+    """What computes. `library` is the module of the engines; `remarks` say why it is no better one, and what is odd."""
 
     name: str
     library: str = ""
-    passed_over: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         """For people: cpu (no engine: …; no cuda: …)."""
         what = f"{self.name} ({self.library})" if self.library else self.name
-        return f"{what} ({'; '.join(self.passed_over)})" if self.passed_over else what
+        return f"{what} ({'; '.join(self.remarks)})" if self.remarks else what
 
 
 @dataclass(frozen=True)
@@ -62,15 +62,18 @@ def choose(wanted: str, manifest: Manifest, world: World, watchdog: Watchdog, *,
     candidates = [(ENGINE, library) for library in libraries or [""]] + [(CUDA, ""), (CPU, "")]
     asked = [found for found in candidates if wanted in (AUTO, found[0])]
     _, said = together(world, watchdog, "the choice of a backend", lambda: None, lambda _: looks.at(asked))
-    passed_over: list[str] = []
+    remarks: list[str] = []
     faults: list[Fault] = []
     for index, (name, library) in enumerate(asked):
         found = gathered([answers[index]["faults"] for answers in said])
         found = found or list(_disagreement([answers[index] for answers in said]))
         if not found:
-            backend = Backend(name, library, tuple(passed_over))
+            used = {answers[index]["gpu"]["uuid"] for answers in said if answers[index]["gpu"] is not None}
+            if used and len(used) < world.size:
+                remarks.append(f"{world.size} ranks share {len(used)} GPU{'s' if len(used) > 1 else ''}")
+            backend = Backend(name, library, tuple(remarks))
             return Chosen(backend, looks.gpu if name != CPU else None, looks.engine(library))
-        passed_over.append(f"no {Backend(name, library)}: {'; '.join(map(_reason, found))}")
+        remarks.append(f"no {Backend(name, library)}: {'; '.join(map(_reason, found))}")
         faults += found
     raise Refused(*faults)
 
@@ -130,8 +133,6 @@ class _Look:
             return
         if self.dumps:
             yield "an engine shows no values from within", "Use --dump with --backend cuda or cpu"
-        if library not in LIBRARIES:
-            yield f"{library} is no library that runs engines", f"Use engines of {' or '.join(LIBRARIES)}"
         try:
             version = str(importlib.import_module(library).__version__)
         except Exception as error:  # its libraries may be missing or broken

@@ -20,6 +20,7 @@ from tpcompile.run.cuda import Gpu
 from tpcompile.run.mpi import World
 from tpcompile.run.tensors import Array
 from tpcompile.targets.collectives import DOMAIN, make_collective
+from tpcompile.targets.tensorrt import configure, network_flags
 
 INPUT, WIDTH = "x", 3
 WHERE = "the self-test"
@@ -121,9 +122,10 @@ def _build(library: Any, graph: onnx.ModelProto) -> Any:
     """The plan of a small engine for the GPU of this rank."""
     logger = listen(library)
     builder = library.Builder(logger)
-    network = builder.create_network(0)
+    network = builder.create_network(network_flags(library))
     parser = library.OnnxParser(network, logger)
     config = builder.create_builder_config()
+    configure(library, config)
     if hasattr(library, "ComputeCapability"):  # where engines can be for other GPUs
         config.num_compute_capabilities = 1
         config.set_compute_capability(library.ComputeCapability.CURRENT, 0)

@@ -11,6 +11,9 @@ from tpcompile.targets.lowering import gelus as _gelus  # noqa: F401 - fills the
 from tpcompile.targets.lowering import in_blocks as _in_blocks  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import norms as _norms  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import products as _products  # noqa: F401 - fills the table
+from tpcompile.targets.lowering import quantize as _quantize  # noqa: F401 - fills the table
+from tpcompile.targets.lowering import quantized_elementwise as _elementwise  # noqa: F401 - fills the table
+from tpcompile.targets.lowering import quantized_products as _quantized_products  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import rotary as _rotary  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import scatters as _scatters  # noqa: F401 - fills the table
 from tpcompile.targets.lowering.lower import Lowered, lower

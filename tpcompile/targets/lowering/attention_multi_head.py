@@ -229,13 +229,19 @@ def projected_attention(site: Site) -> list[str | None]:
         raise NotLowered("queries and keys turn within it, by angles that only its GPU kernels know")
     if site.attribute("past_present_share_buffer", 0):
         raise NotLowered("its cache is written in place")
-    heads, dtype = site.attribute("num_heads"), site.dtype(site.input(0))
+    dtype = site.dtype(site.input(0))
     total = site.size(site.input(1), 1)
     widths = site.attribute("qkv_hidden_sizes") or [total // 3] * 3
-    size, values = widths[0] // heads, widths[2] // heads
     x = site.emit("MatMul", [site.input(0), site.input(1)])
     if site.has(2):
         x = site.emit("Add", [x, site.input(2)])
+    return attention_from(site, x, widths, dtype, Roles(bias=2, mask=3, added=5, past=4, length=99))
+
+
+def attention_from(site: Site, x: str, widths: Sequence[int], dtype: str, roles: Roles) -> list[str | None]:
+    """Attention of projections q | k | v [b, s, sum of widths], and the present cache [2, b, h, t, d] if it is read."""
+    heads = site.attribute("num_heads")
+    size, values = widths[0] // heads, widths[2] // heads
     if len(set(widths)) == 1:
         q, k, v = site.split(heads_apart(site, x, 3 * heads, size), 1, [heads] * 3)
     else:
@@ -243,13 +249,13 @@ def projected_attention(site: Site) -> list[str | None]:
         q, k, v = (heads_apart(site, part, heads, each) for part, each in parts)
     tokens = site.length(site.input(0), 1)
     sides = Sides(q, k, v, tokens, tokens)
-    if site.has(4):
-        site.types.settle(site.input(4), 4, size)
-        both = site.split(site.reshape(site.input(4), 0, 0, heads, 0, size), 0, [1, 1])
+    if site.has(roles.past):
+        past = site.input(roles.past)
+        site.types.settle(past, 4, size)
+        both = site.split(site.reshape(past, 0, 0, heads, 0, size), 0, [1, 1])
         k, v = (site.emit("Concat", [site.squeeze(old, 0), new], axis=2) for old, new in zip(both, (k, v), strict=True))
-        held = site.length(site.input(4), 3)
+        held = site.length(past, 3)
         sides = Sides(q, k, v, tokens, site.emit("Add", [held, tokens]), before=held)
-    roles = Roles(bias=2, mask=3, added=5, past=4, length=99)
     found = _attended(site, sides, roles, Heads(heads, 1, size, values, dtype))
     present = None
     if site.wants(1):

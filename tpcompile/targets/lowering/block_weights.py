@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpcompile.targets.lowering.packed import PART_BYTES, signed_codes, unpacked
+from tpcompile.targets.lowering.packed import FIRST_OPSET, PART_BYTES, signed_codes, unpacked
+from tpcompile.targets.lowering.registry import NotLowered
 from tpcompile.targets.lowering.site import Array, Site
 
 
@@ -57,6 +58,8 @@ def weights_in_blocks(
         zeros: numbers for each block, or uint8 that hold several along blocks; along columns where there is one block
             for each (`by_column`).
     """
+    if site.opset < FIRST_OPSET:
+        raise NotLowered(f"weights are in blocks from opset {FIRST_OPSET} on")
     *outer, count, length = shape
     values = site.stored(scales).reshape(*outer, count)
     signs = np.sign(values).astype(np.int8).reshape(-1) if bits == 8 and (values <= 0).any() else None

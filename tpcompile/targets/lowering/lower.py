@@ -14,6 +14,7 @@ from tpcompile.graph.scopes import read_names, subgraphs
 from tpcompile.targets.lowering.registry import LOWERINGS, NotLowered
 from tpcompile.targets.lowering.site import Emitted, Site, Store, copy_without_weights
 from tpcompile.targets.lowering.types import ValueTypes
+from tpcompile.targets.lowering.whole_numbers import at_the_edges, held_as_floats, is_move, move
 
 HINT = "TRT_"
 """What attributes begin with that only TensorRT's parser knows."""
@@ -58,7 +59,9 @@ def lower(model: onnx.ModelProto, folder: Path, data_file: str) -> Lowered:
     opset = next((entry.version for entry in model.opset_import if entry.domain in ONNX_DOMAINS), 1)
     changes: Counter[str] = Counter()
     left: dict[str, str] = {}
-    _lower_graph(made.graph, opset, types, store, read, changes, left)
+    floats = held_as_floats(model, types, store)
+    _lower_graph(made.graph, opset, types, store, read, floats, changes, left)
+    at_the_edges(made.graph, floats, types, store)
     still_read = set(_read(made.graph))
     for tensor in (*stored.values(), *store.added):
         if tensor.name in still_read:
@@ -83,6 +86,7 @@ def _lower_graph(
     types: ValueTypes,
     store: Store,
     read: frozenset[str],
+    floats: frozenset[str],
     changes: Counter[str],
     left: dict[str, str],
 ) -> None:
@@ -90,9 +94,9 @@ def _lower_graph(
     before: Emitted = {}
     for node in graph.node:
         domain = "" if node.domain in ONNX_DOMAINS else node.domain
-        lowering = LOWERINGS.get((domain, node.op_type))
+        lowering = LOWERINGS.get((domain, node.op_type)) or (move if is_move(node) else None)
         if lowering is not None:
-            site = Site(node, opset, types, store, read, before)
+            site = Site(node, opset, types, store, read, floats, before)
             try:
                 given = lowering(site)
             except NotLowered as reason:
@@ -103,7 +107,7 @@ def _lower_graph(
                     changes[node.op_type] += 1
                     continue
         for inner in subgraphs(node):
-            _lower_graph(inner, opset, types, store, read, changes, left)
+            _lower_graph(inner, opset, types, store, read, floats, changes, left)
         nodes.append(node)
     # A copy each: a message cannot be moved within its own list.
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]

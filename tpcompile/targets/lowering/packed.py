@@ -29,7 +29,7 @@ def signed_codes(
     """
     if bits not in (2, 4, 8):
         raise NotLowered(f"its weights have {bits} bits")
-    if site.opset < FIRST_OPSET:
+    if bits < 8 and site.opset < FIRST_OPSET:
         raise NotLowered(f"there are no weights of 4 bits before opset {FIRST_OPSET}")
     data = site.store.bytes_of(_stored(site, weight)).reshape(-1, block_bytes)
     step = max(1, PART_BYTES // block_bytes)

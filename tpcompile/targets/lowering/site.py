@@ -162,6 +162,8 @@ class Site:
     types: ValueTypes
     store: Store
     read: frozenset[str]
+    floats: frozenset[str] = frozenset()
+    """Values of a narrow type that the lowered model holds as float32."""
     before: Emitted = field(default_factory=dict)
     emitted: list[NodeProto] = field(default_factory=list)
     fresh: Emitted = field(default_factory=dict)

@@ -5,6 +5,7 @@ The way it talks, and ends with its starter, is that of the real one; only the b
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import signal
@@ -31,6 +32,8 @@ def act(job: Job, tell: Tell) -> dict[str, Any]:
         os.kill(os.getpid(), getattr(signal, behaviour))
     if behaviour == "exit":
         os._exit(7)
+    if behaviour == "full":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "rank.bin"))
     if behaviour == "refuse":
         raise Refused(Fault("TP707", "node /gelu (BiasGelu)", "TensorRT does not take it", "Do without"))
     tell({"stage": "building"})

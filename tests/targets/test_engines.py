@@ -96,7 +96,8 @@ def test_deaths_of_all_ranks_are_told_together(bundle: Path) -> None:
     assert failure(bundle, "SIGFPE", "SIGSEGV", "exit", "ok") == [
         f"TP710 rank 0, {crash.format('SIGFPE')}",
         f"TP710 rank 1, {crash.format('SIGSEGV')}",
-        f"TP710 rank 2: the process that built it ended with exit code 7, while parsing. {INSIDE}",
+        "TP710 rank 2: the process that built it ended with exit code 7, while parsing. Please report this, with the "
+        "model",
     ]
     assert content(bundle) == before
 
@@ -106,6 +107,14 @@ def test_what_the_system_kills_for_memory(bundle: Path) -> None:
         "TP710 ranks 1, 3, node /layer.0/attn (Attention): the process that built it was killed by SIGKILL, while "
         "parsing. The system does so when memory runs out: free some, or build on another machine"
     ]
+
+
+def test_a_disk_that_is_full(bundle: Path) -> None:
+    before = content(bundle)
+    assert failure(bundle, "ok", "full") == [
+        "TP715 ranks 1, 3, rank.bin: cannot be read or written: No space left on device. Free space, or mend the disk"
+    ]
+    assert content(bundle) == before
 
 
 def test_what_all_ranks_say_is_said_once(bundle: Path) -> None:

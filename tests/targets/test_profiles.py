@@ -196,8 +196,7 @@ def test_faults_of_profiles_come_together() -> None:
         check_wishes(manifest_of(DECODER), wished("a=1:2:3", "b=1:2:3", height=3))
     assert [fault.code for fault in caught.value.faults] == ["TP706", "TP706", "TP107"]
     assert str(caught.value).splitlines()[-1] == (
-        "TP107 --sizes height: the model has no such size. Use seq, past, encoder, batch, image, channels, past_seq, "
-        "total_seq"
+        "TP107 --sizes height: the model has no such size. Use batch, seq, past, past_seq, total_seq"
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tpcompile.bundle.manifest import EngineEntry, Manifest, RankEntry, ShapeRange
-from tpcompile.errors import Refused
+from tpcompile.errors import Fault, Refused
 from tpcompile.targets.collectives import is_collective, read_collective
 from tpcompile.targets.known_sizes import leave_out_single, settle_sizes, weights_precision
 from tpcompile.targets.lowering import lower
@@ -71,6 +71,10 @@ def main(argv: list[str]) -> int:
             tell({"made": build(job, tell)})
         except Refused as refused:
             tell({"faults": [asdict(fault) for fault in refused.faults]})
+        except OSError as error:
+            name = Path(error.filename or job.folder).name
+            fault = Fault("TP715", name, f"cannot be read or written: {error.strerror}", "Free space, or mend the disk")
+            tell({"faults": [asdict(fault)]})
     return 0
 
 

@@ -139,9 +139,12 @@ def _death(code: int, where: str, at: str, said: str) -> Fault:
         return Fault(
             "TP710", where, fact, "The system does so when memory runs out: free some, or build on another machine"
         )
-    how = f"was ended by {known.get(-code, f'signal {-code}')}" if code < 0 else f"ended with exit code {code}"
+    if code >= 0:
+        fact = f"the process that built it ended with exit code {code}, {at}{last}"
+        return Fault("TP710", where, fact, "Please report this, with the model")
+    fact = f"the process that built it was ended by {known.get(-code, f'signal {-code}')}, {at}{last}"
     remedy = "This is a crash inside TensorRT: try another version of it, or run the bundle without an engine"
-    return Fault("TP710", where, f"the process that built it {how}, {at}{last}", remedy)
+    return Fault("TP710", where, fact, remedy)
 
 
 def build_engines(

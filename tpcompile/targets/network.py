@@ -26,8 +26,13 @@ NOISE = re.compile(
     r"|\(?\bIn \S+ at /\S+.*|\(?\[\w+\.(h|cpp):\d+.*?\]|\S*\.cpp:\d+:\s*"
 )
 """Places in the library's own sources."""
-COSTLY = ("Optimizing graph", "Computing profile costs")
-"""Phases of a build that come after shapes were checked."""
+EARLY = (
+    "Building engine",
+    "Cloning network graph",
+    "Preparing graph for optimization",
+    "Building engine from subgraph",
+)
+"""Phases of a build up to the check of shapes; what comes after them costs time."""
 SHOWN_CHARACTERS = 300
 WITHOUT = "run the bundle without an engine (ONNX Runtime, on GPUs too)"
 
@@ -254,7 +259,7 @@ def give_up_early(trt: Any) -> Any:
             self.given_up = False
 
         def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            self.given_up = self.given_up or phase_name in COSTLY
+            self.given_up = self.given_up or phase_name not in EARLY
 
         def phase_finish(self, phase_name: str) -> None:
             pass

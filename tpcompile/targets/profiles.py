@@ -27,6 +27,8 @@ IMAGES = (224, 384, 256, 512, 192, 160, 128, 96, 64, 32)
 """Heights and widths to try for images of no given size."""
 LENGTHS = ("seq", "past", "encoder")
 KINDS = (*LENGTHS, "batch", "image", "channels")
+SPOKEN = ("batch", "seq", "past")
+"""Kinds that `--sizes` knows by these names; others have the model's own."""
 ENDS = ("min", "opt", "max")
 
 
@@ -91,8 +93,8 @@ def check_wishes(manifest: Manifest, wishes: Wishes) -> None:
               _profile_faults(manifest, name, sizes)]  # fmt: skip
     symbols = {size for entry in manifest.inputs.values() for size in entry.shape if isinstance(size, str) and size}
     for name in wishes.sizes:
-        if name not in symbols and name not in KINDS:
-            known = ", ".join(dict.fromkeys([*KINDS, *sorted(symbols)]))
+        if name not in symbols and name not in SPOKEN:
+            known = ", ".join(dict.fromkeys([*SPOKEN, *sorted(symbols)]))
             faults.append(Fault("TP107", f"--sizes {name}", "the model has no such size", f"Use {known}"))
     raise_all(faults)
 
@@ -135,7 +137,7 @@ def candidates(model: ModelFile, manifest: Manifest, rank: int, wishes: Wishes) 
     What is given stays in all of them. Only what the sizes of a model allow is known from outside, and TensorRT says.
     """
     seen = []
-    images = IMAGES if "image" in symbol_kinds(model).values() and "image" not in wishes.sizes else (USUAL.image,)
+    images = IMAGES if "image" in symbol_kinds(model).values() else (USUAL.image,)
     for image in images:
         for room in ROOMS:
             for spans_past in (True, False):
@@ -156,7 +158,7 @@ def _ends(has_caches: bool, wishes: Wishes, room: int, least_past: int) -> list[
         GREATEST, seq=longest, past=max(1, min(GREATEST.past, room - longest)), encoder=min(GREATEST.encoder, room)
     )
     usual = replace(USUAL, **{kind: min(getattr(USUAL, kind), getattr(greatest, kind)) for kind in LENGTHS})
-    usual = _with(usual, wishes.sizes)
+    usual = _with(usual, {kind: wishes.sizes[kind] for kind in SPOKEN if kind in wishes.sizes})
     greatest = _with(
         greatest, {kind: max(getattr(usual, kind), getattr(greatest, kind)) for kind in (*LENGTHS, "batch")}
     )

@@ -193,8 +193,8 @@ def test_faults_of_profiles_come_together() -> None:
             check_wishes(manifest_of(DECODER), wished(text))
         assert str(caught.value) == f"TP706 --profile {text.partition('=')[0]}: {fact}"
     with pytest.raises(Refused) as caught:
-        check_wishes(manifest_of(DECODER), wished("a=1:2:3", "b=1:2:3", height=3))
-    assert [fault.code for fault in caught.value.faults] == ["TP706", "TP706", "TP107"]
+        check_wishes(manifest_of(DECODER), wished("a=1:2:3", "b=1:2:3", seq=0, height=3))
+    assert [fault.code for fault in caught.value.faults] == ["TP706", "TP706", "TP106", "TP107"]
     assert str(caught.value).splitlines()[-1] == (
         "TP107 --sizes height: the model has no such size. Use batch, seq, past, past_seq, total_seq"
     )

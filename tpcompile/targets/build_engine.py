@@ -28,7 +28,7 @@ from tpcompile.targets.network import Network, Said, TimingCache, listen
 from tpcompile.targets.profiles import Wishes, candidates
 from tpcompile.targets.tensorrt import LIBRARIES, gpu_capability, require_collectives
 from tpcompile.verify.branches import walk
-from tpcompile.verify.files import ModelFile, open_rank
+from tpcompile.verify.files import open_rank
 
 PR_SET_PDEATHSIG = 1
 STAGES = ("reading", "lowering", "parsing", "building", "writing")
@@ -101,17 +101,13 @@ def build(job: Job, tell: Tell) -> dict[str, Any]:
     file = open_rank(folder / entry.model, job.rank)
     settle_sizes(file)
     leave_out_single(file.graph)
-    wishes = Wishes(
-        job.sizes, tuple({name: _range(shape) for name, shape in profile.items()} for profile in job.profiles)
-    )
-    trials = [*candidates(file, manifest, job.rank, wishes)]
+    given = tuple({name: _range(shape) for name, shape in profile.items()} for profile in job.profiles)
     tell({"stage": "lowering"})
     lowered = lower(file.proto, folder, f"{job.hidden}.bin")
     model = folder / f"{job.hidden}.onnx"
     model.write_bytes(lowered.model.SerializeToString(deterministic=True))
     expected = [read_collective(node) for node in walk(lowered.model.graph) if is_collective(node)]
-    precision = weights_precision(ModelFile("", folder, lowered.model).tensors.values())
-    del file
+    precision = weights_precision(file.tensors.values())
 
     tell({"stage": "parsing"})
     trt = import_module(library.module)
@@ -125,7 +121,7 @@ def build(job: Job, tell: Tell) -> dict[str, Any]:
         network.keep_collectives_apart()
     tell({"stage": "building", "layers": network.layers})
     cache = TimingCache(folder / job.timing_cache) if job.timing_cache else None
-    built = network.build(trials, cache)
+    built = network.build(candidates(file, manifest, job.rank, Wishes(job.sizes, given)), cache)
 
     tell({"stage": "writing"})
     content = memoryview(built.engine)

@@ -160,8 +160,15 @@ class Network:
         Raises:
             Refused: TP706 an input lacks values; TP709 the library builds no engine.
         """
-        trials = [replace(trial, profiles=tuple(map(self._needed, trial.profiles))) for trial in candidates]
-        chosen = next((trial for trial in trials if self._has_room(trial)), trials[0])
+        first = chosen = None
+        for candidate in candidates:
+            trial = replace(candidate, profiles=tuple(map(self._needed, candidate.profiles)))
+            first = first or trial
+            if self._has_room(trial):
+                chosen = trial
+                break
+        chosen = chosen or first
+        assert chosen is not None  # there is at least one
         self.said.clear()
         config = self._config(chosen.profiles)
         if cache is not None:

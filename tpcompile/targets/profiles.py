@@ -87,15 +87,17 @@ def check_wishes(manifest: Manifest, wishes: Wishes) -> None:
     """Refuse, all at once, profiles and sizes that the bundle's inputs cannot have.
 
     Raises:
-        Refused: TP706 a profile that does not fit its input; TP107 a size that the model does not have.
+        Refused: TP706 a profile that does not fit its input; TP106, TP107 a size that is none, or not the model's.
     """
     faults = [fault for profile in wishes.profiles for name, sizes in profile.items() for fault in
               _profile_faults(manifest, name, sizes)]  # fmt: skip
     symbols = {size for entry in manifest.inputs.values() for size in entry.shape if isinstance(size, str) and size}
-    for name in wishes.sizes:
+    for name, size in wishes.sizes.items():
         if name not in symbols and name not in SPOKEN:
             known = ", ".join(dict.fromkeys([*SPOKEN, *sorted(symbols)]))
             faults.append(Fault("TP107", f"--sizes {name}", "the model has no such size", f"Use {known}"))
+        elif size < 1:
+            faults.append(Fault("TP106", f"--sizes {name}={size}", "a size is at least 1", f"Use {name}=1 or more"))
     raise_all(faults)
 
 

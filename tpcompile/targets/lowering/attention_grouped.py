@@ -54,6 +54,25 @@ class Keys:
     caches: tuple[str, str]
 
 
+@dataclass(frozen=True)
+class Rows:
+    """Which positions the rows of caches are of, int64: [b, 1] (or [1, 1] where the same for all) but the length.
+
+    Attributes:
+        length: rows after the step, of one element.
+        here: how many rows count before it.
+        start: the position of row 0 before it.
+        first: the position of row 0 after it.
+        filled: how many rows count after it.
+    """
+
+    length: str
+    here: str
+    start: str
+    first: str
+    filled: str
+
+
 @lowering("com.microsoft", "GroupQueryAttention")
 def group_query_attention(site: Site) -> list[str | None]:
     """Projections come apart or as q | k | v; caches grow, or are written in place, or hold a window."""
@@ -69,7 +88,7 @@ def group_query_attention(site: Site) -> list[str | None]:
     shape = Heads(kv, heads // kv, size, size, dtype)
     step = _step(site)
     q, k, v = _projections(site, step, heads, kv, size)
-    keys = _keys(site, step, k, v, dtype, kv, size)
+    keys = _keys(site, step, k, v, shape)
     sink = ""
     if site.has(11):
         sink = site.reshape(site.cast(site.input(11), shape.scores), 1, heads, 1, 1)
@@ -135,22 +154,44 @@ def _angle_positions(site: Site, step: Step) -> str:
     return site.emit("Where", [site.emit("Equal", [total, step.tokens]), counted, given])
 
 
-def _keys(site: Site, step: Step, k: str, v: str, dtype: str, kv: int, size: int) -> Keys:
+def _keys(site: Site, step: Step, k: str, v: str, heads: Heads) -> Keys:
+    """Past and new entries one after the other, which TensorRT's kernel reads as they are; and the caches after."""
     if not site.has(3):
         return Keys(k, v, site.unsqueeze(count_to(site, step.tokens), 0), (k, v))
+    past = []
     for index in (3, 4):  # exporters leave the size of a head open in caches; a concatenation needs it
-        site.types.settle(site.input(index), 3, size)
-    past = [site.reshape(site.input(index), 0, kv, 0, size) for index in (3, 4)]
+        site.types.settle(site.input(index), 3, heads.size)
+        past.append(site.reshape(site.input(index), 0, heads.keys, 0, heads.size))
     held = site.length(site.input(3), 2)
     if site.attribute("sliding_window_cache", 0):
-        return _window(site, step, past, [k, v], held, dtype, kv)
-    entries = site.unsqueeze(count_to(site, _cache_length(site, step, held)), 0)
-    was_there = site.emit("Less", [entries, step.before])
-    moved = site.emit("Add", [site.emit("Sub", [entries, step.before]), held])
-    source = _within(site, site.emit("Where", [was_there, entries, moved]), held, step.tokens)
-    filled = site.emit("Less", [entries, site.emit("Add", [step.before, step.tokens])])  # padding counts, as it comes
-    caches = [written(site, old, new, source, filled, dtype, kv)[0] for old, new in zip(past, (k, v), strict=True)]
-    return Keys(caches[0], caches[1], entries, (caches[0], caches[1]))
+        rows = _window(site, step, held)
+    else:
+        zero = site.constant([[0]], "int64")
+        filled = site.emit("Add", [step.before, step.tokens])  # padding is written as it comes
+        rows = Rows(_cache_length(site, step, held), step.before, zero, zero, filled)
+    after = site.unsqueeze(count_to(site, rows.length), 0)
+    kept = site.emit("Add", [after, rows.first])
+    from_new = site.emit("Add", [site.emit("Sub", [kept, step.before]), held])
+    source = site.emit(
+        "Where", [site.emit("Less", [kept, step.before]), site.emit("Sub", [kept, rows.start]), from_new]
+    )
+    joined = site.emit("Add", [held, step.tokens])
+    source = site.emit("Min", [source, site.emit("Sub", [joined, site.integers(1)])])  # rows that do not count
+    counts = site.emit("Less", [after, rows.filled])
+    made = [written(site, *pair, source, counts, heads) for pair in zip(past, (k, v), strict=True)]
+    caches = (made[0][0], made[1][0])
+    if site.has(10):  # a bias has a column per position
+        if site.attribute("sliding_window_cache", 0):
+            raise NotLowered("a bias with a cache of a window")
+        return Keys(*caches, after, caches)
+    both = site.unsqueeze(count_to(site, joined), 0)
+    old = site.emit(
+        "Where",
+        [site.emit("Less", [both, rows.here]), site.emit("Add", [both, rows.start]), site.integers(FAR)],
+    )
+    fresh = site.emit("Add", [site.emit("Sub", [both, held]), step.before])
+    positions = site.emit("Where", [site.emit("Less", [both, held]), old, fresh])
+    return Keys(made[0][1], made[1][1], positions, caches)
 
 
 def _cache_length(site: Site, step: Step, held: str) -> str:
@@ -163,14 +204,8 @@ def _cache_length(site: Site, step: Step, held: str) -> str:
     return site.emit("Add", [held, step.tokens])
 
 
-def _within(site: Site, source: str, held: str, tokens: str) -> str:
-    """Indices brought into past and new entries; those beyond are of entries that do not count."""
-    last = site.emit("Sub", [site.emit("Add", [held, tokens]), site.integers(1)])
-    return site.emit("Min", [source, last])
-
-
-def _window(site: Site, step: Step, past: list[str], new: list[str], held: str, dtype: str, kv: int) -> Keys:
-    """Caches that hold the last positions from row 0 on, at least the window's; queries look at them and the new."""
+def _window(site: Site, step: Step, held: str) -> Rows:
+    """Caches that hold the last positions from row 0 on, at least those of the window."""
     one = site.integers(1)
     window = site.integers(site.attribute("local_window_size"))
     slack = site.emit("Add", [site.emit("Sub", [held, window]), one])
@@ -182,20 +217,7 @@ def _window(site: Site, step: Step, past: list[str], new: list[str], held: str, 
         return site.emit("Sub", [count, site.emit("Mul", [times, slack])])
 
     here, stays = resident(step.before), resident(step.after)
-    start = site.emit("Sub", [step.before, here])
-    rows = site.unsqueeze(count_to(site, site.emit("Add", [held, step.tokens])), 0)
-    old = site.emit("Where", [site.emit("Less", [rows, here]), site.emit("Add", [rows, start]), site.integers(FAR)])
-    fresh = site.emit("Add", [site.emit("Sub", [rows, held]), step.before])
-    positions = site.emit("Where", [site.emit("Less", [rows, held]), old, fresh])
-    after = site.unsqueeze(count_to(site, held), 0)
-    kept = site.emit("Add", [after, site.emit("Sub", [step.after, stays])])  # positions of the cache's rows
-    was_there = site.emit("Less", [kept, step.before])
-    from_past = site.emit("Sub", [kept, start])
-    from_new = site.emit("Add", [site.emit("Sub", [kept, step.before]), held])
-    source = _within(site, site.emit("Where", [was_there, from_past, from_new]), held, step.tokens)
-    filled = site.emit("Less", [after, stays])
-    made = [written(site, a, b, source, filled, dtype, kv) for a, b in zip(past, new, strict=True)]
-    return Keys(made[0][1], made[1][1], positions, (made[0][0], made[1][0]))
+    return Rows(held, here, site.emit("Sub", [step.before, here]), site.emit("Sub", [step.after, stays]), stays)
 
 
 def _visible(site: Site, step: Step, positions: str) -> str:
@@ -218,8 +240,6 @@ def _bias(site: Site, keys: Keys) -> str:
     bias = site.input(10)
     if not site.has(3):
         return bias
-    if site.attribute("sliding_window_cache", 0):
-        raise NotLowered("a bias with a cache of a window")
     last = site.emit("Sub", [site.length(bias, 3), site.integers(1)])
     columns = site.squeeze(site.emit("Min", [keys.positions, last]), 0)
     return site.emit("Gather", [bias, columns], axis=3)

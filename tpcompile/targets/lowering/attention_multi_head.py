@@ -72,8 +72,9 @@ def _attention(site: Site, roles: Roles, beams: Sequence[int]) -> list[str | Non
     (q, k, v), (size, values) = _projections(site, roles.bias, heads)
     queries = site.length(site.input(0), 1)
     keys = site.length(site.input(1), 2 if site.rank(site.input(1)) == 4 else 1) if site.has(1) else queries
-    sides = _with_past(site, roles, Sides(q, k, v, queries, keys), heads, (size, values), dtype)
-    found = _attended(site, sides, roles, Heads(heads, 1, size, values, dtype))
+    shape = Heads(heads, 1, size, values, dtype)
+    sides = _with_past(site, roles, Sides(q, k, v, queries, keys), shape)
+    found = _attended(site, sides, roles, shape)
     return [heads_together(site, found.y, heads * values), sides.k, sides.v, found.scores or None]
 
 
@@ -196,14 +197,14 @@ def _biased(site: Site, sides: list[str], bias: int, heads: int, sizes: tuple[in
     ]
 
 
-def _with_past(site: Site, roles: Roles, sides: Sides, heads: int, sizes: tuple[int, int], dtype: str) -> Sides:
+def _with_past(site: Site, roles: Roles, sides: Sides, heads: Heads) -> Sides:
     """Keys and values after those of a cache, or within one that is written in place."""
     if not site.has(roles.past):
         return sides
     past = []
-    for index, size in zip((roles.past, roles.past + 1), sizes, strict=True):
+    for index, size in ((roles.past, heads.size), (roles.past + 1, heads.values)):
         site.types.settle(site.input(index), 3, size)
-        past.append(site.reshape(site.input(index), 0, heads, 0, size))
+        past.append(site.reshape(site.input(index), 0, heads.keys, 0, size))
     held = site.length(site.input(roles.past), 2)
     if not site.has(roles.length):
         k, v = (site.emit("Concat", pair, axis=2) for pair in zip(past, (sides.k, sides.v), strict=True))
@@ -218,7 +219,7 @@ def _with_past(site: Site, roles: Roles, sides: Sides, heads: int, sizes: tuple[
     batch = site.emit("Concat", [site.length(site.input(0), 0), site.integers(1)], axis=0)
     source = site.emit("Expand", [source, batch])
     counts = site.emit("Less", [entries, filled])
-    k, v = (written(site, a, b, source, counts, dtype, heads)[0] for a, b in zip(past, (sides.k, sides.v), strict=True))
+    k, v = (written(site, a, b, source, counts, heads)[0] for a, b in zip(past, (sides.k, sides.v), strict=True))
     return Sides(sides.q, k, v, sides.queries, held, before, filled)
 
 

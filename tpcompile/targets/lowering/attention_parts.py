@@ -171,7 +171,7 @@ def _with_sink(site: Site, scores: str, sink: str) -> str:
     return site.slice(weights, 3, 0, keys)
 
 
-def written(site: Site, past: str, new: str, source: str, filled: str, dtype: str, heads: int) -> tuple[str, str]:
+def written(site: Site, past: str, new: str, source: str, filled: str, heads: Heads) -> tuple[str, str]:
     """A cache after a step, and past and new entries one after the other; both [b, h, ., d].
 
     TensorRT makes one kernel of it: each entry is read from where it lies and written once.
@@ -182,13 +182,12 @@ def written(site: Site, past: str, new: str, source: str, filled: str, dtype: st
         new: the step's own entries, [b, h, s, d].
         source: which of p + s entries comes to stand where, [b, length of the cache after].
         filled: which of those count, [b, length of the cache after]; the others become 0.
-        dtype: of the cache.
-        heads: h.
+        heads: what the cache holds.
     """
     if site.opset < 12:
         raise NotLowered("a cache needs GatherND with batches, of opset 12")
     joined = site.emit("Concat", [past, new], axis=2)
-    indices = site.emit("Expand", [site.unsqueeze(source, 1, 3), site.integers(1, heads, 1, 1)])
+    indices = site.emit("Expand", [site.unsqueeze(source, 1, 3), site.integers(1, heads.keys, 1, 1)])
     taken = site.emit("GatherND", [joined, indices], batch_dims=2)
-    zero = site.constant(0, dtype)
+    zero = site.constant(0, heads.dtype)
     return site.emit("Where", [site.unsqueeze(filled, 1, 3), taken, zero]), joined

@@ -11,6 +11,7 @@ import onnx
 
 from tpcompile.graph.contents import ONNX_DOMAINS
 from tpcompile.graph.scopes import read_names, subgraphs
+from tpcompile.targets.lowering.opsets import raise_opset
 from tpcompile.targets.lowering.registry import LOWERINGS, NotLowered
 from tpcompile.targets.lowering.site import Emitted, Site, Store, copy_without_weights
 from tpcompile.targets.lowering.types import ValueTypes
@@ -56,7 +57,7 @@ def lower(model: onnx.ModelProto, folder: Path, data_file: str) -> Lowered:
     store = Store(folder, data_file, dict(stored), _all_names(model.graph))
     read = frozenset(_read(model.graph)) - {""}
     made = copy_without_weights(model)
-    opset = next((entry.version for entry in model.opset_import if entry.domain in ONNX_DOMAINS), 1)
+    opset = raise_opset(made)
     changes: Counter[str] = Counter()
     left: dict[str, str] = {}
     floats = held_as_floats(model, types, store)

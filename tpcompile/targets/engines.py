@@ -246,16 +246,17 @@ def _run_all(
                     data = os.read(build.line.fileno(), 1 << 16)
                     before = build.stage
                     build.hear(data)
-                    if progress is not None and build.stage != before:
-                        progress(f"engine of rank {build.rank}: {build.stage}", _step(build.stage), len(STAGES))
                     if not data:
                         lines.unregister(build.line)
                         del running[build.rank]
                         found = build.end(request.timeout_s)
+                        build.stage = "failed" if found else "done"
                         if found:
                             faults[build.rank] = found
                         elif build.made is not None:
                             made[build.rank] = build.made
+                    if progress is not None and build.stage != before:
+                        progress(f"engine of rank {build.rank}: {build.stage}", _step(build.stage), len(STAGES))
                 _end_late(running.values(), request.timeout_s)
         finally:
             for build in running.values():
@@ -268,7 +269,7 @@ def _run_all(
 
 
 def _step(stage: str) -> int:
-    return STAGES.index(stage) if stage in STAGES else 0
+    return STAGES.index(stage) if stage in STAGES else len(STAGES)
 
 
 def _end_late(running: Any, timeout_s: float) -> None:

@@ -118,6 +118,7 @@ def compile(
     profiles: Any = None,
     collective_boundary: bool = False,
     engine_timeout_s: float = ENGINE_TIMEOUT_S,
+    triton: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
     """Compile a model for `tp` ranks into a folder.
@@ -148,6 +149,7 @@ def compile(
             follow; all do from `sizes` where nothing is given.
         collective_boundary: let engines fuse nothing across a collective.
         engine_timeout_s: how long the engine of a rank may take.
+        triton: a model repository to write the engines into, for Triton's multi-device mode.
         progress: told of work under way.
 
     Raises:
@@ -159,6 +161,10 @@ def compile(
         strict,
     )  # fmt: skip
     engines = None
+    if triton is not None:
+        from tpcompile.targets.triton import check_engine
+
+        check_engine(Path(triton), engine)
     if engine is not None:
         from tpcompile.targets.engines import require_dialect
 
@@ -200,11 +206,19 @@ def compile(
                 writing.keep_failed = True
                 raise NumbersDiffer(*report.faults)
         notes = tuple(work.warnings)
+        if triton is not None:
+            from tpcompile.targets.triton import check_backend
+
+            check_backend(manifest)
         if engines is not None:
             from tpcompile.targets.engines import build_engines
 
             made = build_engines(folder, manifest, engines, progress)
             manifest, notes = made.manifest, (*notes, *made.notes)
+    if triton is not None:
+        from tpcompile.targets.triton import write_repository
+
+        write_repository(target, Path(triton), force=force)
     return Bundle(target, manifest, work.plan, notes, report)
 
 

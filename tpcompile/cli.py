@@ -104,6 +104,12 @@ def _parser(command: str) -> argparse.ArgumentParser:
         )
         parser.add_argument("--hash", action="store_true", help="add sha256 of the weight files to bundle.json")
         add_engine_arguments(parser, required=False)
+        parser.add_argument(
+            "--triton",
+            type=Path,
+            metavar="DIR",
+            help="write the engines into a model repository for Triton's multi-device mode, too",
+        )
     elif command == "plan":
         add_model_arguments(parser)
     elif command == "verify":
@@ -298,6 +304,7 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
             hash_data=arguments.hash,
             reduce_dtype=arguments.reduce_dtype,
             dialect=arguments.dialect,
+            triton=arguments.triton,
             progress=progress,
             **_wishes(arguments),
             **_engine_wishes(arguments),

@@ -6,10 +6,14 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import pytest
 
+from tests import zoo
+from tests.plan.models import TWO_LAYERS, model
 from tests.run import handmade
 from tests.targets.triton_stub import read_config
 from tpcompile.bundle.manifest import EngineEntry, IOEntry, Manifest
@@ -194,3 +198,48 @@ def test_what_is_there_stays_unless_forced(tmp_path: Path) -> None:
         f"TP412 {tmp_path}/models/other: exists and is a folder without config.pbtxt. "
         "Only an empty folder or one with config.pbtxt is ever replaced: choose another output"
     )
+
+
+def no_engine_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines come from `with_engines`: what is tested is what happens around building them."""
+
+    def build(folder: Path, manifest: Manifest, *rest: Any) -> SimpleNamespace:
+        return SimpleNamespace(manifest=Manifest.read(with_engines(folder)), notes=())
+
+    monkeypatch.setattr("tpcompile.targets.engines.build_engines", build)
+    monkeypatch.setattr("tpcompile.api._engine_request", lambda *wishes: object())
+
+
+def test_compiling_into_a_repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    no_engine_is_built(monkeypatch)
+    onnx.save(model(TWO_LAYERS), tmp_path / "m.onnx")
+    words = [str(tmp_path / "m.onnx"), "--tp", "2", "--engine", "tensorrt", "--triton", str(tmp_path / "models")]
+    assert main(words) == 0
+    written = tmp_path / "models" / "m.tp2"
+    assert read_config(written / "config.pbtxt").parameters["multi_device_gpus"].string_value == "0,1"
+    engine = tmp_path / "m.tp2" / "model_tp2_rank1.tensorrt.engine"
+    assert (written / "1" / "model.plan.rank1").samefile(engine)
+
+
+@pytest.mark.parametrize("engine", [[], ["--engine", "tensorrt-rtx"]])
+def test_a_repository_needs_engines_of_tensorrt(
+    engine: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    onnx.save(model(TWO_LAYERS), tmp_path / "m.onnx")
+    assert main([str(tmp_path / "m.onnx"), "--tp", "2", *engine, "--triton", f"{tmp_path}/models"]) == 2
+    assert capsys.readouterr().err == (
+        f"TP741 --triton {tmp_path}/models: Triton's TensorRT backend loads engines of tensorrt, and "
+        f"{engine[-1] if engine else 'none'} is to be built. Add --engine tensorrt, or leave out --triton\n"
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]
+
+
+def test_caches_are_refused_before_an_engine_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_engine_is_built(monkeypatch)
+    zoo.save("llama__dynamo__kv", tmp_path / "m.onnx")
+    words = [str(tmp_path / "m.onnx"), "--tp", "2", "--engine", "tensorrt", "--triton", str(tmp_path / "models")]
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith("TP740 triton: past_key_values.0.key, ")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["m.onnx"]

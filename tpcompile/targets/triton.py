@@ -69,7 +69,14 @@ def write_repository(
     return target
 
 
-def check_backend(manifest: Manifest, backend: str) -> None:
+def check_engine(repository: Path, engine: str | None) -> None:
+    """Refuse (TP741) a repository for engines that are not to be built, or that Triton does not load."""
+    if engine != TENSORRT:
+        fact = f"Triton's TensorRT backend loads engines of tensorrt, and {engine or 'none'} is to be built"
+        raise refuse("TP741", f"--triton {repository}", fact, "Add --engine tensorrt, or leave out --triton")
+
+
+def check_backend(manifest: Manifest, backend: str = TENSORRT) -> None:
     """Refuse what a backend cannot serve, as far as inputs and outputs tell.
 
     Raises:

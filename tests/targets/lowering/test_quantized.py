@@ -45,6 +45,13 @@ SAMPLES = [
         values={"x": (250, 256), "w": (-128, -120), "z": (0, 3), "o": (120, 128)},
     ),
     Sample(
+        "MatMulInteger",
+        """(uint8[b, 5, t] x, int8[b, t, s] w, uint8 z, int8 o) => (int32[] y) { y = MatMulInteger(x, w, z, o) }""",
+        note="a length that varies",
+        values={"x": (250, 256), "w": (-128, -120), "z": (0, 3), "o": (120, 128)},
+        sizes={"b": 2, "s": 3, "t": 2000},
+    ),
+    Sample(
         "ConvInteger",
         """(uint8[b, 40, 9, 7] x, uint8 z) => (int32[] y) <uint8[6, 40, 3, 3] w>
         { y = ConvInteger<pads = [1, 1, 1, 1]>(x, w, z) }""",
@@ -142,6 +149,19 @@ def test_numbers_that_something_else_computes_with_stay_as_they_are(tmp_path: Pa
     )
     found = lower(sample.model(), tmp_path, "lowered.bin")
     assert list(found.left.values()) == ["something else computes with such numbers"]
+
+
+def test_if_one_operator_is_left_no_number_is_held_otherwise(tmp_path: Path) -> None:
+    sample = Sample(
+        "com.microsoft.QGemm",
+        """(float[b, 6] x) => (uint8[] y) <float s, uint8 z, uint8[6, 10] w, float q, uint8 o> {
+            c = QuantizeLinear(x, s, z)
+            y = com.microsoft.QGemm<alpha = 0.5>(c, s, z, w, q, o, "", q, o)
+        }""",
+    )
+    found = lower(sample.model(), tmp_path, "lowered.bin")
+    assert [node.op_type for node in found.model.graph.node] == ["QuantizeLinear", "QGemm"]
+    assert set(found.left.values()) == {"it is scaled besides", "something else computes with such numbers"}
 
 
 def test_tensorrt_builds_it(tmp_path: Path) -> None:

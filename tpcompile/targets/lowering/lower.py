@@ -53,22 +53,18 @@ def lower(model: onnx.ModelProto, folder: Path, data_file: str) -> Lowered:
         data_file: a flat file name.
     """
     types = ValueTypes.of(model, folder)
+    floats = held_as_floats(model, types, _store(model, folder, data_file))
+    run = _Run(model, types, _store(model, folder, data_file), floats)
+    made = run.lowered()
+    if run.broken:  # numbers of 8 bits are all held as floats, or none
+        run = _Run(model, types, _store(model, folder, data_file), frozenset())
+        made = run.lowered()
+    return Lowered(made, dict(run.changes), run.left)
+
+
+def _store(model: onnx.ModelProto, folder: Path, data_file: str) -> Store:
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    store = Store(folder, data_file, dict(stored), _all_names(model.graph))
-    read = frozenset(_read(model.graph)) - {""}
-    made = copy_without_weights(model)
-    opset = raise_opset(made)
-    changes: Counter[str] = Counter()
-    left: dict[str, str] = {}
-    floats = held_as_floats(model, types, store)
-    _lower_graph(made.graph, opset, types, store, read, floats, changes, left)
-    at_the_edges(made.graph, floats, types, store)
-    still_read = set(_read(made.graph))
-    for tensor in (*stored.values(), *store.added):
-        if tensor.name in still_read:
-            made.graph.initializer.append(tensor)
-    _settle(made.graph, types.settled)
-    return Lowered(made, dict(changes), left)
+    return Store(folder, data_file, stored, _all_names(model.graph))
 
 
 def _settle(graph: onnx.GraphProto, settled: Mapping[str, int]) -> None:
@@ -81,39 +77,55 @@ def _settle(graph: onnx.GraphProto, settled: Mapping[str, int]) -> None:
                 dim.dim_value = int(dim.dim_param)
 
 
-def _lower_graph(
-    graph: onnx.GraphProto,
-    opset: int,
-    types: ValueTypes,
-    store: Store,
-    read: frozenset[str],
-    floats: frozenset[str],
-    changes: Counter[str],
-    left: dict[str, str],
-) -> None:
-    nodes: list[onnx.NodeProto] = []
-    before: Emitted = {}
-    for node in graph.node:
-        domain = "" if node.domain in ONNX_DOMAINS else node.domain
-        lowering = LOWERINGS.get((domain, node.op_type)) or (move if is_move(node) else None)
-        if lowering is not None:
-            site = Site(node, opset, types, store, read, floats, before)
-            try:
-                given = lowering(site)
-            except NotLowered as reason:
-                left[node.name or node.output[0]] = str(reason)
-            else:
-                if given is not None:
-                    nodes += _renamed(site, [given] if isinstance(given, str) else list(given))
-                    changes[node.op_type] += 1
-                    continue
-        for inner in subgraphs(node):
-            _lower_graph(inner, opset, types, store, read, floats, changes, left)
-        nodes.append(node)
-    # A copy each: a message cannot be moved within its own list.
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    graph.ClearField("node")
-    graph.node.extend(kept)
+class _Run:
+    """One walk over a model; `floats` are the values of narrow types that are held as float32."""
+
+    def __init__(self, model: onnx.ModelProto, types: ValueTypes, store: Store, floats: frozenset[str]) -> None:
+        self.model, self.types, self.store, self.floats = model, types, store, floats
+        self.opset = 1
+        self.read = frozenset(_read(model.graph)) - {""}
+        self.changes: Counter[str] = Counter()
+        self.left: dict[str, str] = {}
+        self.broken = False
+        """Whether a node that stays reads or makes one of `floats`."""
+
+    def lowered(self) -> onnx.ModelProto:
+        made = copy_without_weights(self.model)
+        self.opset = raise_opset(made)
+        self.lower(made.graph)
+        at_the_edges(made.graph, self.floats, self.types, self.store)
+        still_read = set(_read(made.graph))
+        for tensor in (*self.model.graph.initializer, *self.store.added):
+            if tensor.name in still_read:
+                made.graph.initializer.append(tensor)
+        _settle(made.graph, self.types.settled)
+        return made
+
+    def lower(self, graph: onnx.GraphProto) -> None:
+        nodes: list[onnx.NodeProto] = []
+        before: Emitted = {}
+        for node in graph.node:
+            domain = "" if node.domain in ONNX_DOMAINS else node.domain
+            lowering = LOWERINGS.get((domain, node.op_type)) or (move if is_move(node) else None)
+            if lowering is not None:
+                site = Site(node, self.opset, self.types, self.store, self.read, self.floats, before)
+                try:
+                    given = lowering(site)
+                except NotLowered as reason:
+                    self.left[node.name or node.output[0]] = str(reason)
+                    self.broken = self.broken or bool(self.floats & {*node.input, *node.output})
+                else:
+                    if given is not None:
+                        nodes += _renamed(site, [given] if isinstance(given, str) else list(given))
+                        self.changes[node.op_type] += 1
+                        continue
+            for inner in subgraphs(node):
+                self.lower(inner)
+            nodes.append(node)
+        # A copy each: a message cannot be moved within its own list.
+        kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+        graph.ClearField("node")
+        graph.node.extend(kept)
 
 
 def _renamed(site: Site, given: list[str | None]) -> list[onnx.NodeProto]:

@@ -119,21 +119,35 @@ def integer_product(site: Site, a: str, index: int, weight: int, zero: int, *, t
         b, offset, largest = centred(site, weight, zero), None, LARGEST
     if turned:
         b = site.transpose(b, *range(site.rank(name) - 2), site.rank(name) - 1, site.rank(name) - 2)
-    length, inner = site.size(name, rows), site.rank(name) - 2
-    step = EXACT // (LARGEST * largest)
+    length, inner = site.shape(name)[rows], site.rank(name) - 2
     last = site.rank(site.input(index)) - 1
-
-    def part(start: int) -> str:
-        if length <= step:
-            return site.emit("MatMul", [a, b])
-        stop = min(start + step, length)
-        return site.emit("MatMul", [site.slice(a, last, start, stop), site.slice(b, inner, start, stop)])
-
-    total = _summed(site, part, range(0, length, step))
+    total = _in_parts(site, a, b, length, (last, inner), EXACT // (LARGEST * largest))
     if offset is None:
         return total
     sums = site.cast(site.reduce("ReduceSum", a, last), "int32")
     return site.emit("Add", [total, site.emit("Mul", [sums, offset])])
+
+
+def _in_parts(site: Site, a: str, b: str, length: int | None, axes: tuple[int, int], step: int) -> str:
+    """int32 product of whole numbers, `length` of them along `axes` of a and b, of which float32 sums up `step`.
+
+    Where the length varies, b is taken apart into 16 · high + low, for sums of up to 4112.
+    """
+    if length is None:
+        sixteen = site.constant(16, "float32")
+        high = site.emit("Floor", [site.emit("Div", [b, sixteen])])
+        low = site.emit("Sub", [b, site.emit("Mul", [high, sixteen])])
+        highs, lows = (site.cast(site.emit("MatMul", [a, part]), "int32") for part in (high, low))
+        return site.emit("Add", [site.emit("Mul", [highs, site.constant(16, "int32")]), lows])
+    known = length
+
+    def part(start: int) -> str:
+        if known <= step:
+            return site.emit("MatMul", [a, b])
+        ends = start, min(start + step, known)
+        return site.emit("MatMul", [site.slice(a, axes[0], *ends), site.slice(b, axes[1], *ends)])
+
+    return _summed(site, part, range(0, known, step))
 
 
 def _convolved(site: Site, x: int, x_zero: int, weight: int, zero: int) -> str:

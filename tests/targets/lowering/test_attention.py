@@ -141,6 +141,16 @@ def test_what_is_left_says_why(attributes: str, operands: str, reason: str, tmp_
     assert list(lower(sample.model(), tmp_path, "lowered.bin").left.values()) == [reason]
 
 
+def test_attention_of_packed_sequences_is_left(tmp_path: Path) -> None:
+    sample = fused(
+        "PackedMultiHeadAttention",
+        "float[n, 24] q, float[n, 24] k, float[n, 24] v, int32[b, s] at, int32[c] ends",
+        "<num_heads = 6>(q, k, v, , at, ends)",
+    )
+    reason = "sequences without padding, or a cache in an order of the GPU's"
+    assert list(lower(sample.model(), tmp_path, "lowered.bin").left.values()) == [reason]
+
+
 def test_layers_share_their_masks(tmp_path: Path) -> None:
     layer = "com.microsoft.Attention<num_heads = 6, unidirectional = 1>"
     sample = Sample(

@@ -39,7 +39,7 @@ def grown(projections: str, operands: str, attributes: str, note: str, more: str
         => (KIND[] y, KIND[] nk, KIND[] nv) <{stored}> {{ {LENGTHS}
         y, nk, nv = com.microsoft.GroupQueryAttention<num_heads = 12, kv_num_heads = 3{attributes}>({operands}) }}""",
         note=note,
-        values={"m": (1, 2)},
+        values={"m": (1, 2), "at": (0, 12)},
         sizes={"hd": 16, **STEPS["token"]},
     )
 
@@ -70,6 +70,15 @@ GROWN = [
         more=", KIND[1, 12, s, t] a",
         stored="KIND[12] sink",
     ),
+    grown(
+        APART,
+        "q, k, v, pk, pv, n, t, c, d, at",
+        ", do_rotary = 1",
+        "rotary at positions, of which a first prompt reads one",
+        more=", int64[b, s] at",
+        stored="KIND[30, 8] c, KIND[30, 8] d",
+    ),
+    grown(APART, "q, k, v, pk, pv, n, t", ", causal = 0", "not causal"),
     grown(APART, "q, k, v, pk, pv, n, t, , , , a", ", smooth_softmax = 1", "one bias", more=", KIND[b, 1, s, t] a"),
 ]
 COVERED = [sample for sample in GROUPED if sample.note != "scores"]
@@ -132,10 +141,31 @@ def test_a_cache_of_a_window_drops_what_is_out_of_sight(tokens: int, total: int,
                          [y[:, :, :held] if y.ndim == 4 else y for y in after]) < 1e-6  # fmt: skip
 
 
-@pytest.mark.parametrize("note", ["scores"])
-def test_what_is_left_says_why(note: str, tmp_path: Path) -> None:
-    sample = next(sample for sample in GROUPED if sample.note == note)
-    assert list(lower(sample.model(), tmp_path, "lowered.bin").left.values()) == ["scores are an output"]
+def left(sample: Sample, folder: Path) -> list[str]:
+    return list(lower(sample.model(), folder, "lowered.bin").left.values())
+
+
+@pytest.mark.parametrize(
+    ("operands", "more", "reason"),
+    [
+        ("q, k, v, pk, pv, n, t, , , , , , e, e", ", KIND[1] e", "caches are quantised"),
+        ("q, k, v, pk, pv, n, t, , , , , , , , w, w", ", KIND[16] w", "queries and keys are normed within it"),
+        ("q, k, v, pk, pv, n, t, , , , , , , , , , c", ", int32[b] c", "prompts come in padded pieces"),
+    ],
+)
+def test_what_is_left_says_why(operands: str, more: str, reason: str, tmp_path: Path) -> None:
+    assert left(of(grown(APART, operands, "", "", more=more), "float"), tmp_path) == [reason]
+
+
+def test_scores_are_no_output(tmp_path: Path) -> None:
+    sample = next(sample for sample in GROUPED if sample.note == "scores")
+    assert left(sample, tmp_path) == ["scores are an output"]
+
+
+def test_a_bias_with_a_window_is_left(tmp_path: Path) -> None:
+    attributes = ", local_window_size = 3, sliding_window_cache = 1"
+    sample = grown(APART, "q, k, v, pk, pv, n, t, , , , a", attributes, "", more=", KIND[b, 1, s, t] a")
+    assert left(of(sample, "float"), tmp_path) == ["a bias with a cache of a window"]
 
 
 def test_the_size_of_a_head_is_written_where_a_cache_left_it_open(tmp_path: Path) -> None:

@@ -262,3 +262,9 @@ def attention_from(site: Site, x: str, widths: Sequence[int], dtype: str, roles:
     if site.wants(1):
         present = site.emit("Concat", [site.unsqueeze(sides.k, 0), site.unsqueeze(sides.v, 0)], axis=0)
     return [heads_together(site, found.y, heads * values), present]
+
+
+@lowering("com.microsoft", "PackedAttention", "PackedMultiHeadAttention", "DecoderMaskedSelfAttention")
+def gpu_only(site: Site) -> list[str | None]:
+    """Only ONNX Runtime's GPU kernels have these, with layouts of their own; exporters do not write them."""
+    raise NotLowered("sequences without padding, or a cache in an order of the GPU's")

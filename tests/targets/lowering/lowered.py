@@ -24,7 +24,7 @@ for path, sizes in json.loads(sys.stdin.read()):
     network = builder.create_network(0)
     parser = trt.OnnxParser(network, builder.logger)
     if not parser.parse_from_file(path):
-        print(json.dumps([path, [parser.get_error(i).desc() for i in range(parser.num_errors)]]), flush=True)
+        print(json.dumps([path, [parser.get_error(i).desc() for i in range(parser.num_errors)], False]), flush=True)
         continue
     config = builder.create_builder_config()
     config.num_compute_capabilities = 1
@@ -34,7 +34,8 @@ for path, sizes in json.loads(sys.stdin.read()):
         profile.set_shape(network.get_input(i).name, *[sizes[network.get_input(i).name]] * 3)
     config.add_optimization_profile(profile)
     made = builder.build_serialized_network(network, config)
-    print(json.dumps([path, None if made is not None else ["the builder gives no engine"]]), flush=True)
+    faults = [] if made is not None else ["the builder gives no engine"]
+    print(json.dumps([path, faults, made is not None and b"_gemm_mha" in bytes(made)]), flush=True)
 """
 
 
@@ -80,7 +81,17 @@ def error_of(sample: Sample, folder: Path) -> float:
 
 
 def build_faults(samples: Sequence[Sample], folder: Path) -> dict[str, list[str]]:
-    """What TensorRT says of each lowered sample that it does not build, by sample; needs `tensorrt_rtx`.
+    """What TensorRT says of each lowered sample that it does not build, by sample; needs `tensorrt_rtx`."""
+    return {name: faults for name, (faults, _) in _built(samples, folder).items() if faults}
+
+
+def attends_in_one_kernel(sample: Sample, folder: Path) -> bool:
+    """Whether TensorRT makes one kernel of a lowered sample's products and softmax; needs `tensorrt_rtx`."""
+    return _built([sample], folder)[str(sample)][1]
+
+
+def _built(samples: Sequence[Sample], folder: Path) -> dict[str, tuple[list[str], bool]]:
+    """Faults, and whether the engine has a kernel for all of attention, by sample.
 
     All are built in one other process: a crash of the builder must not end the tests.
     """
@@ -100,12 +111,10 @@ def build_faults(samples: Sequence[Sample], folder: Path) -> dict[str, list[str]
     done = subprocess.run(
         [sys.executable, "-c", BUILD], input=json.dumps(jobs), capture_output=True, text=True, timeout=300
     )
-    said = {
-        path: faults
-        for path, faults in map(json.loads, filter(lambda line: line.startswith("["), done.stdout.splitlines()))
-    }
-    faults = {names[path]: found for path, found in said.items() if found}
-    ended = [names[path] for path, _ in jobs if path not in said]
+    found: dict[str, tuple[list[str], bool]] = {}
+    for path, faults, fused in map(json.loads, filter(lambda line: line.startswith("["), done.stdout.splitlines())):
+        found[names[path]] = faults, fused
+    ended = [name for name in names.values() if name not in found]
     if ended:
-        faults[ended[0]] = [f"the builder ended with {done.returncode}: {done.stderr[-300:]}"]
-    return faults
+        found[ended[0]] = [f"the builder ended with {done.returncode}: {done.stderr[-300:]}"], False
+    return found

@@ -11,7 +11,15 @@ import pytest
 
 from tests.rules.sample import Sample
 from tests.rules.samples.fused_attention import GROUPED
-from tests.targets.lowering.lowered import Array, build_faults, error_of, largest_error, lowered, run
+from tests.targets.lowering.lowered import (
+    Array,
+    attends_in_one_kernel,
+    build_faults,
+    error_of,
+    largest_error,
+    lowered,
+    run,
+)
 from tpcompile.targets.lowering import lower
 
 STEPS: dict[str, dict[str, int]] = {
@@ -172,6 +180,13 @@ def test_the_size_of_a_head_is_written_where_a_cache_left_it_open(tmp_path: Path
     graph = lowered(of(GROWN[0], "float"), tmp_path).model.graph
     past = next(info for info in graph.input if info.name == "pk")
     assert [dim.dim_param or dim.dim_value for dim in past.type.tensor_type.shape.dim] == ["b", 3, "p", 16]
+
+
+@pytest.mark.parametrize("opset", [17, 20])
+def test_half_precision_attends_in_one_kernel(opset: int, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="engines need tensorrt-rtx: pip install 'tpcompile[rtx]'")
+    sizes = {"hd": 16, "b": 2, "s": 64, "p": 64, "t": 128}
+    assert attends_in_one_kernel(replace(of(GROWN[0], "float16"), opset=opset, sizes=sizes), tmp_path)
 
 
 def test_tensorrt_builds_it(tmp_path: Path) -> None:

@@ -100,8 +100,10 @@ def test_it_runs_by_itself_and_a_failing_row_stops_no_other(packed: Path, tmp_pa
     llama = told["LLaMA, float32", "ONNX Runtime on the CPU + MPI", "2"]
     assert (llama[3], llama[6], llama[7]) == ("passed", "6", "8 of 8 greedy tokens as on one device")
     engine = told["BERT, LLaMA", "TensorRT engines + NCCL", "2"]
-    assert engine[3] == "could not run"
-    assert engine[7].startswith("the bundle holds no engines, and ")
+    assert (engine[3], engine[7]) in [
+        ("could not run", "no TensorRT is installed, and none could travel"),
+        ("could not run", "the bundle holds no engines"),
+    ]
     cuda = told["BERT, LLaMA", "ONNX Runtime CUDA + NCCL", "2"]
     assert cuda[3] == "could not run" and "CUDAExecutionProvider" in cuda[7]
 
@@ -164,3 +166,15 @@ def test_torch_computes_what_onnx_runtime_computes(modules: ModuleType, name: st
     found = segment.run({n: from_bits(array, kinds[n]) for n, array in feeds.items()})
     for mine, wanted in zip(found, session.run(None, feeds), strict=True):
         np.testing.assert_allclose(mine.numpy(), wanted, rtol=1e-4, atol=1e-4 * np.abs(wanted).max(initial=0))
+
+
+def test_torch_computes_ranks_and_notices_one_that_does_not_come(packed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the stand-in for a runtime is torch")
+    page = tmp_path / "page.md"
+    done = gpu_check(packed, "run", "--only", "[Ba]*torch on the CPU*2", "--into", str(page))
+    assert done.returncode == 0, done.stdout
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.read_text().splitlines()]
+    told = {row[0]: row for row in rows if len(row) == 8}
+    assert (told["BERT, float32"][3], told["BERT, float32"][6]) == ("passed", "6")
+    assert told["a rank that does not come"][3] == "passed"
+    assert "rank 1 has not come" in told["a rank that does not come"][7]

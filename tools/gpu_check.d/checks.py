@@ -31,7 +31,8 @@ Reason = Callable[[], str | None]
 class Check:
     """One row: `words` are the arguments of one_check.py, `why_not` says why it cannot run here.
 
-    `ends_with`: what the ranks must say where the check is that they end with an error.
+    `ends_with`: what the ranks must say where the check is that they end with an error. Where the first word is
+    "engine", the words are those of `tpcompile` instead, and that it builds them is the check.
     """
 
     name: str
@@ -108,8 +109,8 @@ def why_not(backend: str, tp: int, bundle: Path | None) -> str | None:
         from tpcompile.bundle.manifest import Manifest
 
         if bundle is not None and not any(entry.engines for entry in Manifest.read(bundle).ranks):
-            installed = [name for name in ("tensorrt", "tensorrt_rtx") if importlib.util.find_spec(name)]
-            return f"the bundle holds no engines, and {' and '.join(installed) or 'no TensorRT'} is installed"
+            installed = any(importlib.util.find_spec(name) for name in ("tensorrt", "tensorrt_rtx"))
+            return "the bundle holds no engines" if installed else "no TensorRT is installed, and none could travel"
     if backend == "cuda":
         from tpcompile.run.cuda_segments import why_no_provider
 
@@ -124,12 +125,12 @@ def why_not(backend: str, tp: int, bundle: Path | None) -> str | None:
 
 
 def checks(root: Path) -> Iterator[Check]:
-    """All of them, what rests on least first."""
+    """All of them: what needs the GPU first, should time run out."""
     yield Check("NCCL alone, known numbers", "NCCL", 2, ("nccl",), lambda: why_no_mpi(2) or why_no_nccl(2))
     entries = json.loads((root / "models" / "models.json").read_text())
-    order = ("cpu", "torch-cpu", "torch", "torch-host", "cuda", "engine")
     on_gpu = why_no_torch_gpu() is None
-    for backend in order:
+    yield from engine_builds(root, entries)
+    for backend in ("engine", "cuda", "torch", "torch-host", "cpu", "torch-cpu"):
         if backend == "torch-cpu" and on_gpu:
             continue  # stands in where there is no GPU
         for entry in entries:
@@ -147,6 +148,17 @@ def checks(root: Path) -> Iterator[Check]:
             words = ("stall", "--backend", backend, *_files(root, first, bundle))
             yield Check("a rank that does not come", BACKENDS[backend], 2, words, _bound(backend, 2, bundle),
                         ends_with="TP610")  # fmt: skip
+
+
+def engine_builds(root: Path, entries: Sequence[dict[str, Any]]) -> Iterator[Check]:
+    """Engines for this machine's GPU, with each library that is there."""
+    for library in ("tensorrt", "tensorrt_rtx"):
+        if importlib.util.find_spec(library) is not None:
+            option = library.replace("_", "-")
+            for entry in entries:
+                for degree, name in entry["bundles"].items():
+                    words = ("engine", str(root / "models" / name), "--engine", option)
+                    yield Check(f"engines of {entry['name']}", library, int(degree), words, lambda: None)
 
 
 def _bound(backend: str, tp: int, bundle: Path) -> Reason:
@@ -233,7 +245,7 @@ def run(root: Path, into: Path | None, only: str) -> int:
 
 def page(found: Sequence[tuple[str, str]], rows: Sequence[Row]) -> str:
     """docs/gpu_results.md."""
-    on_gpu = [row for row in rows if row.state == "passed" and row.check.backend not in ("", *_ON_CPU)]
+    on_gpu = [row for row in rows if row.state == "passed" and row.check.backend in _ON_GPU]
     counts = ", ".join(
         f"{sum(row.state == state for row in rows)} {state}" for state in ("passed", "FAILED", "could not run")
     )
@@ -261,4 +273,4 @@ def merged(rows: Sequence[Row]) -> Iterator[list[str]]:
         yield [names, backend, tps, state, "", "", "", note]
 
 
-_ON_CPU = (BACKENDS["cpu"], BACKENDS["torch-cpu"])
+_ON_GPU = ("NCCL", *(BACKENDS[name] for name in ("engine", "cuda", "torch", "torch-host")))

@@ -50,8 +50,8 @@ def gathered(said: list[list[list[str]]]) -> list[Fault]:
     """The faults of all ranks, each once, with the ranks that have it (none named where all do)."""
     owners: dict[tuple[str, ...], list[int]] = {}
     for rank, faults in enumerate(said):
-        for fault in faults:
-            owners.setdefault(tuple(fault), []).append(rank)
+        for fault in dict.fromkeys(map(tuple, faults)):
+            owners.setdefault(fault, []).append(rank)
     found = []
     for (code, where, fact, remedy), ranks in owners.items():
         name = f"rank {', '.join(map(str, ranks))}: "

@@ -16,14 +16,14 @@ from tpcompile.errors import Fault, Refused
 from tpcompile.run.agreement import gathered, together
 from tpcompile.run.mpi import World
 from tpcompile.run.watchdog import Watchdog
+from tpcompile.targets.tensorrt import LIBRARIES
 
 if TYPE_CHECKING:
     from tpcompile.run.cuda import Gpu
 
 AUTO, ENGINE, CUDA, CPU = "auto", "engine", "cuda", "cpu"
 BACKENDS = (AUTO, ENGINE, CUDA, CPU)
-LIBRARIES = {"tensorrt_rtx": "pip install 'tpcompile[rtx]'", "tensorrt": "pip install tensorrt"}
-"""Modules that run engines, and the command that installs each."""
+INSTALL = {library.module: library.install for library in LIBRARIES}
 SAME_VERSIONS = "Install the same versions on all machines"
 
 
@@ -136,7 +136,7 @@ class _Look:
         try:
             version = str(importlib.import_module(library).__version__)
         except Exception as error:  # its libraries may be missing or broken
-            yield f"the Python module {library} cannot be loaded ({error})", f"Run `{LIBRARIES[library]}`"
+            yield f"the Python module {library} cannot be loaded ({error})", f"Run `{INSTALL[library]}`"
             return
         if version != entry.version:
             yield (

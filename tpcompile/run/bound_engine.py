@@ -138,7 +138,7 @@ class BoundEngine:
             RankFailed: TP657 the engine does not run.
         """
         inputs = {tensor.name: feeds[tensor.name] for tensor in self.tensors if tensor.is_input}
-        self._choose_profile({name: value.shape for name, value in inputs.items()})
+        self._use_profile(self.fitting_profile(inputs))
         if self._graphs is not None:
             inputs = {name: self._in_place(name, value) for name, value in inputs.items()}
         hosts: dict[str, Array] = {}
@@ -159,10 +159,15 @@ class BoundEngine:
                 raise self._failed(f"does not change to its profile {index}")
             self.profile = index
 
-    def _choose_profile(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
-        """Of the profiles that take `shapes`, the one whose kernels were chosen for shapes most like these."""
+    def fitting_profile(self, feeds: Mapping[str, DeviceArray]) -> int:
+        """Of the profiles that take such shapes, the one whose kernels were chosen for shapes most like these.
+
+        Raises:
+            Refused: TP656 there is none.
+        """
+        shapes = {name: value.shape for name, value in feeds.items()}
         if not self.profiles:
-            return
+            return 0
         fitting = [index for index, profile in enumerate(self.profiles) if not any(_outside(profile, shapes))]
         if not fitting:
             name = next(_outside(self.profiles[0], shapes))
@@ -172,7 +177,7 @@ class BoundEngine:
             raise refuse(
                 "TP656", f"input {name}", f"is {list(shapes[name])} on this rank, and the engine takes {ends}", remedy
             )
-        self._use_profile(min(fitting, key=lambda index: _distance(self.profiles[index], shapes)))
+        return min(fitting, key=lambda index: _distance(self.profiles[index], shapes))
 
     def _in_place(self, name: str, value: DeviceArray) -> DeviceArray:
         """The input at an address that stays, as graphs need it: outputs of the last step stay where they are."""

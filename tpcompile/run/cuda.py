@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -162,7 +162,8 @@ class Gpu:
     def _copy(self, target: int, source: int, size: int) -> None:
         from cuda.core import Buffer
 
-        Buffer.from_handle(target, size).copy_from(Buffer.from_handle(source, size), stream=self.stream)
+        place = Buffer.from_handle(target, size)
+        place.copy_from(Buffer.from_handle(source, size), stream=self.stream)
 
     def mark(self, label: str) -> None:
         """Note that what is asked of the stream up to here is `label`: what `finish` waits for, in messages."""
@@ -200,7 +201,3 @@ def check_distinct(said: Sequence[dict[str, str]], shared_allowed: bool) -> Iter
                 "Give each rank a GPU of its own (CUDA_VISIBLE_DEVICES, --gpus-per-task); to try several on one, set "
                 "NCCL_MULTI_RANK_GPU_ENABLE=1 with NCCL 2.30 or newer",
             )  # fmt: skip
-
-
-Check = Callable[[], str | None]
-"""Asked by the watchdog again and again: None, or what has gone wrong."""

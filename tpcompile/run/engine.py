@@ -66,6 +66,7 @@ class EngineRunner:
         self.meets = world.size > 1 and entry.collectives > 0
         self.self_test = SelfTest(library, gpu, manifest, world) if self.meets else None
         self._agreed = not self.meets
+        self._warm: set[int] = set()
         self.bound.reserve([pair.output for pair in manifest.state])
 
     def contradiction(self, manifest: Manifest, rank: int) -> str | None:
@@ -94,7 +95,7 @@ class EngineRunner:
             return
         nccl = Nccl(self.gpu, self.world, self.watchdog)
         nccl.join([()])
-        for bound in (self.bound, self.self_test.bound):
+        for bound in (self.bound, *self.self_test.engines):
             self._give(bound, nccl.of(()).ptr)
         # All have answered, so all are ready: none enqueues while another still loads.
         self.watchdog.waits("the self-test of collectives", loading=True)
@@ -119,10 +120,17 @@ class EngineRunner:
         together(self.world, self.watchdog, what, lambda: raise_all(faults), lambda _: None)
 
     def run(self, feeds: Mapping[str, DeviceArray]) -> dict[str, DeviceArray]:
-        self.watchdog.waits(f"asking for the step of {self.bound.where}")
+        profile = self.bound.fitting_profile(feeds)
+        loading = profile not in self._warm  # kernels may be compiled when a profile is first used
+        self._warm.add(profile)
+        self.watchdog.waits(f"asking for the step of {self.bound.where}", loading=loading)
         made = self.bound.run(feeds)
         self.watchdog.goes_on()
         self.gpu.mark(f"the {self.entry.collectives} collectives of {self.bound.where}")
+        if loading and self.meets:
+            self.watchdog.waits(f"the first step of {self.bound.where} with its profile {profile}", loading=True)
+            self.world.comm.Barrier()
+            self.watchdog.goes_on()
         self.gpu.finish()
         if not self._agreed:
             self._agreed = True

@@ -122,7 +122,7 @@ class Nccl:
     def _enqueue(self, found: Collective, value: DeviceArray, made: DeviceArray) -> None:
         from nccl.bindings import nccl
 
-        comm, stream, ranks = self.of(found.groups).ptr, self.gpu.stream_handle, found.nb_rank
+        comm, stream, ranks = nccl.Comm(self.of(found.groups).ptr), self.gpu.stream_handle, found.nb_rank
         sent, received, as_bytes = value.pointer, made.pointer, int(nccl.DataType.Uint8)
         if found.op == "all_reduce":
             kind, reduction = _summed_as(found, value.element, nccl)

@@ -222,6 +222,13 @@ class Communicator:
         return "a cable was pulled"
 
 
+class Comm:
+    """The low functions take this and no number."""
+
+    def __init__(self, handle: int = 0) -> None:
+        self.handle = handle
+
+
 class DataType(enum.IntEnum):
     Int8, Uint8, Int32, Uint32, Int64, Uint64, Float16, Float32, Float64, Bfloat16, Float8e4m3, Float8e5m2 = range(12)
 
@@ -250,9 +257,9 @@ def memory(address: int, count: int, kind: int) -> Any:
     return np.ctypeslib.as_array((ctypes.c_ubyte * size).from_address(address)).view(dtype)
 
 
-def everybodys(comm: int, mine: Any) -> list[Any]:
+def everybodys(comm: Comm, mine: Any) -> list[Any]:
     """The arrays of all members."""
-    group = Communicator.known[comm]
+    group = Communicator.known[comm.handle]
     whole = np.empty(group.size * mine.nbytes, np.uint8)
     group.Allgather(np.ascontiguousarray(mine).view(np.uint8), whole)
     return [part.view(mine.dtype) for part in np.split(whole, group.size)]
@@ -270,42 +277,42 @@ def asked(name: str, stream: int) -> None:
     note("nccl", op=name)
 
 
-def all_reduce(sent: int, received: int, count: int, kind: int, op: int, comm: int, stream: int) -> None:
+def all_reduce(sent: int, received: int, count: int, kind: int, op: int, comm: Comm, stream: int) -> None:
     asked("all_reduce", stream)
     memory(received, count, kind)[:] = folded(everybodys(comm, memory(sent, count, kind)), op)
 
 
-def reduce_scatter(sent: int, received: int, count: int, kind: int, op: int, comm: int, stream: int) -> None:
+def reduce_scatter(sent: int, received: int, count: int, kind: int, op: int, comm: Comm, stream: int) -> None:
     asked("reduce_scatter", stream)
-    group = Communicator.known[comm]
+    group = Communicator.known[comm.handle]
     total = folded(everybodys(comm, memory(sent, count * group.size, kind)), op)
     memory(received, count, kind)[:] = np.split(total, group.size)[group.rank]
 
 
-def all_gather(sent: int, received: int, count: int, kind: int, comm: int, stream: int) -> None:
+def all_gather(sent: int, received: int, count: int, kind: int, comm: Comm, stream: int) -> None:
     asked("all_gather", stream)
     blocks = everybodys(comm, memory(sent, count, kind))
     memory(received, count * len(blocks), kind)[:] = np.concatenate(blocks)
 
 
-def broadcast(sent: int, received: int, count: int, kind: int, root: int, comm: int, stream: int) -> None:
+def broadcast(sent: int, received: int, count: int, kind: int, root: int, comm: Comm, stream: int) -> None:
     asked("broadcast", stream)
     memory(received, count, kind)[:] = everybodys(comm, memory(sent, count, kind))[root]
 
 
-_open: list[tuple[str, int, int, int, int, int]] = []
+_open: list[tuple[str, int, int, int, int, Comm]] = []
 
 
 def group_start() -> None:
     assert not _open
 
 
-def send(sent: int, count: int, kind: int, peer: int, comm: int, stream: int) -> None:
+def send(sent: int, count: int, kind: int, peer: int, comm: Comm, stream: int) -> None:
     asked("send", stream)
     _open.append(("send", sent, count, kind, peer, comm))
 
 
-def recv(received: int, count: int, kind: int, peer: int, comm: int, stream: int) -> None:
+def recv(received: int, count: int, kind: int, peer: int, comm: Comm, stream: int) -> None:
     asked("recv", stream)
     _open.append(("recv", received, count, kind, peer, comm))
 
@@ -315,7 +322,7 @@ def group_end() -> None:
 
     waiting = []
     for way, address, count, kind, peer, comm in _open:
-        group, buffer = Communicator.known[comm], memory(address, count, kind).view(np.uint8)
+        group, buffer = Communicator.known[comm.handle], memory(address, count, kind).view(np.uint8)
         waiting.append(group.Isend(buffer, peer) if way == "send" else group.Irecv(buffer, peer))
     MPI.Request.Waitall(waiting)
     _open.clear()
@@ -332,7 +339,7 @@ def install() -> None:
     """Put the stand-ins where the libraries would be, for this process."""
     bindings = _module(
         "nccl.bindings.nccl", get_version=lambda: fault("nccl", 23203), DataType=DataType, RedOp=RedOp, Result=Result,
-        get_error_string=lambda number: f"{Result(number).name} of NCCL",
+        Comm=Comm, get_error_string=lambda number: f"{Result(number).name} of NCCL",
         all_reduce=all_reduce, reduce_scatter=reduce_scatter, all_gather=all_gather, broadcast=broadcast,
         group_start=group_start, group_end=group_end, send=send, recv=recv,
     )  # fmt: skip

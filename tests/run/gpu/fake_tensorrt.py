@@ -121,9 +121,11 @@ class Context:
         stream = Device.stream
         assert stream is not None and stream_handle == stream.handle, "not the stream of the rank"
         where = dict(self.addresses)
-        Stream.seen.add(self.engine.name.partition("_")[0])
+        kind = self.engine.name.partition("_")[0]
+        if kind in Stream.seen:
+            may_sleep(f"second {kind}")
+        Stream.seen.add(kind)
         note("enqueue", engine=self.engine.name, places=where)
-        may_sleep(self.engine.name.partition("_")[0])
         if fault("execute", True):
             stream.do(lambda: self._execute(dict(self.shapes), where))
             return True
@@ -232,7 +234,8 @@ class Builder:
         if not fault("builds", True):
             self.logger.log(ILogger.Severity.ERROR, "no such layer")
             return None
-        folder = Path(settings()["folder"]) / f"built.{rank()}"
+        built = len(list(Path(settings()["folder"]).glob(f"built.{rank()}.*")))
+        folder = Path(settings()["folder"]) / f"built.{rank()}.{built}"
         folder.mkdir()
         path = folder / "self_test.onnx"
         path.write_bytes(network.model)

@@ -35,15 +35,15 @@ def mlp_run(tmp_path: Path, machine: Machine) -> Done:
 
 def test_the_device_comes_first_and_the_self_test_before_the_model(mlp_run: Done) -> None:
     assert mlp_run.order(0) == [
-        "look for devices", "device", "stream", "read", "build", "read", "unique id", "communicator",
+        "look for devices", "device", "stream", *["read", "build"] * 3, "read", "unique id", "communicator",
         "set_communicator", "enqueue",
     ]  # fmt: skip
     enqueued = [found["engine"] for found in mlp_run.notes if found["what"] == "enqueue" and found["rank"] == 0]
-    assert enqueued == ["self_test.onnx", "model_tp4_rank0.onnx"]
+    assert enqueued == ["self_test.onnx"] * 3 + ["model_tp4_rank0.onnx"]  # sums, gathers, both
 
 
 def test_all_ranks_are_ready_before_any_enqueues(mlp_run: Done) -> None:
-    assert len(mlp_run.times("set_communicator")) == 8
+    assert len(mlp_run.times("set_communicator")) == 16
     assert max(mlp_run.times("set_communicator")) < min(mlp_run.times("enqueue"))
     assert sorted(found["index"] for found in mlp_run.notes if found["what"] == "device") == [0, 1, 2, 3]
 
@@ -58,7 +58,9 @@ def test_decoding_changes_the_places_of_caches(tmp_path: Path, machine: Machine)
     done = machine.run(bundle, {"ids": ids}, 2, "--backend", "engine", "--steps", 9, faults=faults)
     assert np.array_equal(done.outputs["tokens"], tokens)
     np.testing.assert_allclose(done.outputs["logits"], last["logits"], rtol=1e-4, atol=1e-4)
-    steps = [found for found in done.notes if found["what"] == "enqueue" and found["rank"] == 0][1:]
+    steps = [found for found in done.notes if found["what"] == "enqueue" and found["rank"] == 0][
+        1:
+    ]  # the first is the self-test's
     assert len(steps) == 9
     for before, after in itertools.pairwise(steps):
         for cache in "kv":

@@ -68,7 +68,7 @@ Faults = dict[int, dict[str, Any]]
          "TP659 engine rank0.engine: rank 1 has other numbers in output 'y' than rank 0 after the first step. Its "
          "collectives did not do their work: use --backend cuda, and report it with the bundle"),
         ({0: {"nccl_error": 6}, 1: {"stuck": True}}, 4,
-         "[rank 0] TP658 at step 0, before collective 4: NCCL between ranks 0, 1 failed: RemoteError of NCCL (a cable "
+         "[rank 0] TP658 at step 0, before collective 5: NCCL between ranks 0, 1 failed: RemoteError of NCCL (a cable "
          "was pulled). See NCCL's own words with NCCL_DEBUG=INFO; `tpcompile doctor` tries NCCL without a model"),
         ({1: {"execute": False}}, 4,
          "TP657 the self-test: the engine does not run (it does not say why). See what the library says above; all "
@@ -128,19 +128,25 @@ def test_a_gpu_that_does_not_come_back(
     assert any(f"TP610 waited 2 s at step 0 in {what[backend]}" in line for line in lines), lines
 
 
-@pytest.mark.parametrize("backend", ["engine", "cuda"])
+@pytest.mark.parametrize(
+    ("backend", "where", "text"),
+    [
+        ("engine", "second model",
+         "[rank 1] TP610 waited 2 s at step 1 in asking for the step of engine rank1.engine. A rank"),
+        ("cuda", "segment",
+         "[rank 0] TP610 waited 2 s at step 0 in collective 0 of 1, all_reduce(sum) of 'po'; rank 1 has not come, it "
+         "is at step 0, before collective 0. A rank"),
+    ],
+)  # fmt: skip
 def test_a_rank_that_stops_in_the_middle(
-    bundle: Path, machine: Machine, capfd: pytest.CaptureFixture[str], backend: str
+    tmp_path: Path, machine: Machine, capfd: pytest.CaptureFixture[str], backend: str, where: str, text: str
 ) -> None:
-    faults = {1: {"sleeps_in": "model" if backend == "engine" else "segment"}}
-    assert machine.run(bundle, X, 2, "--backend", backend, "--timeout", 2, faults=faults).code == 4
-    what = {
-        "engine": "[rank 1] TP610 waited 2 s at step 0 in asking for the step of engine rank1.engine. A rank",
-        "cuda": "[rank 0] TP610 waited 2 s at step 0 in collective 0 of 3, all_reduce(sum) of 'p0'; rank 1 has not "
-        "come, it is at step 0, before collective 0. A rank",
-    }
+    bundle = add_engines(handmade.decoder(tmp_path / "b", 2)[0])
+    options = ["--backend", backend, "--timeout", 2, "--steps", 3]
+    feeds: dict[str, Array] = {"ids": np.array([[3, 7, 1]])}
+    assert machine.run(bundle, feeds, 2, *options, faults={1: {"sleeps_in": where}}).code == 4
     lines = said(capfd)
-    assert any(line.startswith(what[backend]) for line in lines), lines
+    assert any(line.startswith(text) for line in lines), lines
 
 
 @pytest.mark.parametrize(("backend", "stand_ins", "gpus", "text"), [

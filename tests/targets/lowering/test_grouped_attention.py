@@ -170,6 +170,12 @@ def test_scores_are_no_output(tmp_path: Path) -> None:
     assert left(sample, tmp_path) == ["scores are an output"]
 
 
+@pytest.mark.parametrize("keys", ["KIND[b, p, 48] k, KIND[b, p, 48] v", "KIND[b, 3, s, 16] k, KIND[b, 3, s, 16] v"])
+def test_keys_of_other_tokens_are_left(keys: str, tmp_path: Path) -> None:
+    sample = of(grown(f"KIND[b, s, 192] q, {keys}", "q, k, v, pk, pv, n, t", "", ""), "float")
+    assert left(sample, tmp_path) == ["keys that are not those of its queries' tokens"]
+
+
 def test_a_bias_with_a_window_is_left(tmp_path: Path) -> None:
     attributes = ", local_window_size = 3, sliding_window_cache = 1"
     sample = grown(APART, "q, k, v, pk, pv, n, t, , , , a", attributes, "", more=", KIND[b, 1, s, t] a")

@@ -81,6 +81,8 @@ def group_query_attention(site: Site) -> list[str | None]:
             raise NotLowered(reason)
     if site.wants(3):
         raise NotLowered("scores are an output")
+    if site.has(1) and not (site.rank(site.input(1)) == 3 and site.same_length(site.input(1), 1, site.input(0), 1)):
+        raise NotLowered("keys that are not those of its queries' tokens")
     heads, kv = site.attribute("num_heads"), site.attribute("kv_num_heads")
     packed = not site.has(1)
     size = site.size(site.input(0), 2) // (heads + 2 * kv if packed else heads)

@@ -62,6 +62,19 @@ def clamped_swiglu(site: Site) -> str:
     )
 
 
+@lowering("com.microsoft", "LinearAttentionGate")
+def attention_gate(site: Site) -> list[str | None]:
+    """Decay: scale · softplus(x + bias); update: sigmoid of another value. In single precision."""
+    x, bias, scale = (site.wide(site.input(index)) for index in range(3))
+    decay = site.emit("Mul", [scale, site.emit("Softplus", [site.emit("Add", [x, bias])])])
+    update = site.emit("Sigmoid", [site.wide(site.input(3))]) if site.has(3) else None
+    kinds = [site.types.dtype(site.output(index)) for index in range(2)]
+    return [
+        site.cast(value, kind) if value and kind and kind != "float32" else value
+        for value, kind in zip((decay, update), kinds, strict=True)
+    ]
+
+
 @lowering("", "SwiGLU")
 def standard_swiglu(site: Site) -> str:
     """A · sigmoid(alpha · A) · B"""

@@ -90,7 +90,8 @@ def causal_conv(site: Site) -> list[str | None]:
     state = site.slice(whole, 2, -reach, LAST)
     if last:
         y, state = site.transpose(y, 0, 2, 1), site.transpose(state, 0, 2, 1)
-    return [y, state]
+    inner = [site.size(x, k) for k in range(2, site.rank(x))] if last and site.rank(x) > 3 else []
+    return [site.reshape(value, 0, 0, *inner) if inner else value for value in (y, state)]
 
 
 @lowering("", "Slice")

@@ -30,8 +30,9 @@ from report_zoo import replaced
 
 from tpcompile import api
 from tpcompile.errors import TpcompileError
-from tpcompile.targets.engines import BuildRequest, Made, build_engines
+from tpcompile.targets.engines import BuildRequest, build_engines
 from tpcompile.targets.profiles import Wishes
+from tpcompile.targets.rank_builds import Made
 from tpcompile.targets.tensorrt import LIBRARIES
 
 Result = dict[str, Any]

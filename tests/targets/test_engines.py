@@ -25,7 +25,7 @@ from tpcompile.bundle.manifest import Manifest, ShapeRange
 from tpcompile.bundle.write import locked
 from tpcompile.cli import main
 from tpcompile.errors import Refused
-from tpcompile.targets import engines
+from tpcompile.targets import engines, rank_builds
 from tpcompile.targets.engines import BuildRequest, build_engines
 from tpcompile.targets.profiles import Wishes
 from tpcompile.targets.tensorrt import LIBRARIES, Library, find_library, gpu_capability
@@ -196,12 +196,12 @@ def test_k10_builds_that_share_a_timing_cache_run_one_after_another(bundle: Path
 def test_no_more_builds_at_a_time_than_memory_holds(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = Manifest.read(bundle)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(64))
-    for free, expected in ((1 << 40, 4), (engines.LIBRARY_BYTES * 5 // 2, 2), (1000, 1)):
-        monkeypatch.setattr(engines, "free_memory", lambda free=free: free)
-        assert engines._parallel(manifest, AHEAD) == expected
-    assert engines._parallel(manifest, ON_GPU) == 1
+    for free, expected in ((1 << 40, 4), (rank_builds.LIBRARY_BYTES * 5 // 2, 2), (1000, 1)):
+        monkeypatch.setattr(rank_builds, "free_memory", lambda free=free: free)
+        assert rank_builds.builds_at_a_time(manifest, AHEAD) == expected
+    assert rank_builds.builds_at_a_time(manifest, ON_GPU) == 1
     monkeypatch.undo()
-    assert engines.free_memory() > 1 << 20
+    assert rank_builds.free_memory() > 1 << 20
 
 
 def test_two_builds_in_one_bundle(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:

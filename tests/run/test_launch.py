@@ -168,10 +168,8 @@ def test_doctor_says_what_is_missing(
     monkeypatch.setattr(mpirun, "mpirun", lambda: str(broken))
     assert doctor.doctor_command(argparse.Namespace()) == 2
     said = capsys.readouterr().out.splitlines()
-    assert said[-2:] == [
-        "MISSING  sum over two ranks      mpirun ended with 9: sorry",
-        "Mend what is marked MISSING: `pip install 'tpcompile[run]'` brings all of it.",
-    ]
+    assert "MISSING  sum over two ranks      mpirun ended with 9: sorry" in said
+    assert said[-1] == "Mend what is marked MISSING: `pip install 'tpcompile[run]'` brings all of it."
 
 
 def test_a_rank_starts_without_the_compiler() -> None:

@@ -117,6 +117,28 @@ def test_every_collective(tmp_path: Path, dtype: str) -> None:
         )
 
 
+ELSEWHERE = """
+import os, sys
+from tpcompile.run import tprun
+os.chdir(sys.argv[1 + int(os.environ["OMPI_COMM_WORLD_RANK"])])
+sys.exit(tprun.main(sys.argv[3:]))
+"""
+
+
+def test_inputs_that_only_rank_0_has(tmp_path: Path) -> None:
+    """As on several machines: the file is read once and sent on, of whatever type, and cut as always."""
+    bundle, whole = handmade.decoder(tmp_path / "b", 2)
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    arrays.write(first / "in.npz", {"ids": np.asfortranarray([[3, 7, 1], [5, 2, 9]])})
+    command = [sys.executable, "-c", ELSEWHERE, str(first), str(second), str(bundle), "--inputs", "in.npz", "--outputs",
+               "out.npz", "--steps", "4"]  # fmt: skip
+    assert run_ranks(command, 2) == 0
+    tokens, _ = greedy(whole, np.array([[3, 7, 1], [5, 2, 9]]), 4)
+    assert np.array_equal(arrays.read(first / "out.npz", {})["tokens"], tokens)
+
+
 def test_check_says_what_differs(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     bundle, whole = handmade.mlp(tmp_path / "b", 2)
     x = np.ones((1, 12), np.float32)

@@ -38,6 +38,8 @@ def why_no_gpu() -> str | None:
     try:
         found = Device.get_all_devices()
     except Exception as error:  # no driver, or one that fails: each layer has errors of its own
+        if type(error).__name__ == "DynamicLibNotFoundError":
+            return "no NVIDIA driver is installed"
         return f"CUDA cannot start ({_first_line(error)})"
     return None if found else "CUDA shows no GPU"
 

@@ -22,8 +22,7 @@ from tpcompile.targets.lowering.site import Site
 
 FAR = 2**40
 """A position after all queries."""
-REFUSED = {12: "caches are quantised", 13: "caches are quantised", 14: "queries and keys are normed within it",
-           15: "queries and keys are normed within it", 16: "prompts come in padded pieces"}  # fmt: skip
+REFUSED = {12: "caches are quantised", 13: "caches are quantised", 16: "prompts come in padded pieces"}
 """Operands with which the operator does more than is written here."""
 
 
@@ -123,18 +122,21 @@ def _column(site: Site, index: int) -> str:
 
 
 def _projections(site: Site, step: Step, heads: int, kv: int, size: int) -> tuple[str, str, str]:
-    """Queries, keys and values [b, h, s, d], turned where the operator does it."""
+    """Queries, keys and values [b, h, s, d], normed and turned where the operator does it."""
     if site.has(1):
         parts = zip((0, 1, 2), (heads, kv, kv), strict=True)
         q, k, v = (site.transpose(site.reshape(site.input(i), 0, 0, count, size), 0, 2, 1, 3) for i, count in parts)
         turning = [q, k]
     else:
         both = site.transpose(site.reshape(site.input(0), 0, 0, heads + 2 * kv, size), 0, 2, 1, 3)
-        if not site.attribute("do_rotary", 0):
+        if site.attribute("do_rotary", 0) and not site.has(14):
+            joined, v = site.split(both, 1, [heads + kv, kv])
+            turning = [joined]
+        else:
             q, k, v = site.split(both, 1, [heads, kv, kv])
-            return q, k, v
-        joined, v = site.split(both, 1, [heads + kv, kv])
-        turning = [joined]
+            turning = [q, k]
+    if site.has(14):
+        turning = [_normed(site, x, which) for x, which in zip(turning, ("q", "k"), strict=True)]
     if site.attribute("do_rotary", 0):
         where = _angle_positions(site, step)
         cosines, sines = (angles(site, site.input(index), where, 1) for index in (7, 8))
@@ -143,6 +145,13 @@ def _projections(site: Site, step: Step, heads: int, kv: int, size: int) -> tupl
         turning = [turned(site, x, cosines, sines, size, width, interleaved=interleaved) for x in turning]
     q, k = turning if len(turning) == 2 else site.split(turning[0], 1, [heads, kv])
     return q, k, v
+
+
+def _normed(site: Site, x: str, which: str) -> str:
+    """Queries ("q") or keys ("k"), each head divided by its root mean square and scaled."""
+    epsilon = site.attribute(f"{which}_norm_epsilon", site.attribute("qk_norm_epsilon", 1e-6))
+    weight = site.input(14 if which == "q" else 15)
+    return site.emit("SimplifiedLayerNormalization", [x, weight], axis=-1, epsilon=epsilon, stash_type=1)
 
 
 def _angle_positions(site: Site, step: Step) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -27,7 +29,7 @@ socket.socket.connect = lambda self, to: inner(self, to) if self.family == socke
 
 def gpu_check(folder: Path, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
     """The tool in `folder`, by a Python that knows nothing of this checkout."""
-    quiet = {"PATH": "/usr/bin:/bin", "HOME": str(folder), **more}
+    quiet = {"PATH": "/usr/bin:/bin", "HOME": str(Path.home()), **more}
     command = [sys.executable, str(folder / "tools" / "gpu_check"), *words]
     return subprocess.run(command, cwd="/", env=quiet, capture_output=True, text=True, timeout=240)
 
@@ -119,18 +121,45 @@ def test_what_hangs_is_ended_and_what_crashes_is_told(modules: ModuleType, monke
     assert (row.state, row.note) == ("could not run", "the 430 s for all checks are over")
 
 
-def test_wheels_are_put_where_programs_and_libraries_are_found(modules: ModuleType, tmp_path: Path) -> None:
-    import zipfile
+def test_engines_are_built_by_the_command_of_users(modules: ModuleType, packed: Path) -> None:
+    checks = modules
+    bundle = str(packed / "models" / "bert-float32.tp2")
+    check = checks.Check("engines", "none", 2, ("engine", bundle, "--engine", "tensorrt-of-none"), lambda: None)
+    row = checks.outcome(check, left_s=60.0)
+    assert row.state == "FAILED"
+    assert row.note.startswith("exit code 2: TP704 --engine tensorrt-of-none: there is no such library")
 
-    import environment
 
-    wheel = tmp_path / "thing_that_is_nowhere-1.0-py3-none-any.whl"
+def wheel_of_nothing(folder: Path) -> Path:
+    """A wheel of a package that no Python has: a module, a program and a library."""
+    wheel = folder / "thing_that_is_nowhere-1.0-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as held:
         held.writestr("thing/__init__.py", "ANSWER = 42\n")
+        held.writestr("tensorrt-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: tensorrt\nVersion: 1.0\n")
         program = zipfile.ZipInfo("thing-1.0.data/data/bin/thing")
         program.external_attr = 0o755 << 16
         held.writestr(program, "#!/bin/sh\n")
         held.writestr("thing-1.0.data/data/lib/libthing.so", "x")
+    return wheel
+
+
+def test_packed_wheels_are_there_while_it_runs_and_gone_after(packed: Path, tmp_path: Path) -> None:
+    """A wheel that calls itself TensorRT, to be seen among what is installed; this Python stays as it is."""
+    wheel = wheel_of_nothing(packed / "wheels")
+    try:
+        done = gpu_check(packed, "run", "--only", "nothing", TMPDIR=str(tmp_path))
+    finally:
+        wheel.unlink()
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"^tensorrt +1\.0$", done.stdout, re.MULTILINE)
+    assert re.search(r"^onnxruntime +\d", done.stdout, re.MULTILINE)
+    assert list(tmp_path.glob("gpu_check-*")) == []
+
+
+def test_wheels_are_put_where_programs_and_libraries_are_found(modules: ModuleType, tmp_path: Path) -> None:
+    import environment
+
+    wheel = wheel_of_nothing(tmp_path)
     assert environment._is_wanted(wheel)
     assert not environment._is_wanted(Path("numpy-1.0-py3-none-any.whl"))
     assert not environment._is_wanted(Path("thing-1.0-cp27-cp27-any.whl"))
@@ -178,3 +207,24 @@ def test_torch_computes_ranks_and_notices_one_that_does_not_come(packed: Path, t
     assert (told["BERT, float32"][3], told["BERT, float32"][6]) == ("passed", "6")
     assert told["a rank that does not come"][3] == "passed"
     assert "rank 1 has not come" in told["a rank that does not come"][7]
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("bert-float32", "torch"), ("bert-float32", "torch-host"), ("llama-float32", "torch")]
+)
+def test_the_stand_in_on_the_runner_s_own_gpu_code(
+    packed: Path, modules: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, backend: str
+) -> None:
+    """Two ranks, the libraries of the GPU acted: values go from torch's memory to NCCL's calls and back."""
+    pytest.importorskip("torch", reason="the stand-in for a runtime is torch")
+    from tests.run.gpu import fake_cuda
+
+    monkeypatch.setenv(fake_cuda.SETTINGS, json.dumps({"folder": str(tmp_path), "gpus": 1}))
+    kind, into = ("run" if name.startswith("bert") else "decode"), tmp_path / "found.json"
+    models, script = packed / "models", ROOT / "tests" / "run" / "gpu" / "torch_rank.py"
+    words = [kind, str(into), "--bundle", str(models / f"{name}.tp2"), "--reference", str(models / f"{name}.npz")]
+    code, said = modules.ranks([sys.executable, str(script), *words, "--backend", backend], 2, 120.0)
+    assert code == 0, said
+    assert json.loads(into.read_text())["error"] < 1e-4
+    calls = [found["what"] for found in fake_cuda.notes(tmp_path)]
+    assert ("nccl" in calls) == (backend == "torch")

@@ -25,6 +25,7 @@ from tpcompile.run.mpi import World
 from tpcompile.run.watchdog import Watchdog
 from tpcompile.targets.collectives import Collective
 
+DEVICE = "cuda"
 ELEMENT_OF = {dtype: element for element, dtype in TYPES.items()}
 
 
@@ -55,7 +56,7 @@ class TorchOnGpu(GpuExecutor):
         super().__init__(Gpu(world.local_rank, watchdog), world)
         torch.cuda.set_device(self.gpu.device.device_id)
         self.stream = torch.cuda.ExternalStream(self.gpu.stream_handle)
-        self.weights = Weights(folder, torch.device("cuda", self.gpu.device.device_id))
+        self.weights = Weights(folder, torch.device(DEVICE, self.gpu.device.device_id))
 
     def load(self, part: onnx.ModelProto, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> Any:
         with torch.cuda.stream(self.stream):
@@ -67,7 +68,7 @@ class TorchOnGpu(GpuExecutor):
     def _given(self, value: DeviceArray) -> Tensor:
         if not value.count:
             return torch.empty(value.shape, dtype=TYPES[value.element], device=self.weights.device)
-        bits = torch.as_tensor(_Exposed(value), device=self.weights.device)
+        bits = bits_at(value, self.weights.device)
         return bits.view(TYPES[value.element]).reshape(value.shape)
 
     def _made(self, found: Tensor) -> DeviceArray:
@@ -87,6 +88,11 @@ class HostExchange(TorchOnGpu):
         given = tensors.from_numpy(self.gpu.to_numpy(value))
         made = mpi.perform(self.world, found, given, owned=True)
         return self.gpu.from_numpy(tensors.to_numpy(made))
+
+
+def bits_at(value: DeviceArray, device: torch.device) -> Tensor:
+    """The elements of a DeviceArray, in a row, as integers of their size: its own memory."""
+    return torch.as_tensor(_Exposed(value), device=device)
 
 
 class _Exposed:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ from tpcompile import api
 from tpcompile.bundle.manifest import Manifest, ShapeRange
 from tpcompile.cli import main
 from tpcompile.errors import Refused
-from tpcompile.targets.collectives import Collective, make_collective
+from tpcompile.targets.collectives import Collective, make_collective, read_collective
+from tpcompile.targets.known_sizes import leave_out_single
 from tpcompile.targets.network import Network, Said, listen, plain
 from tpcompile.targets.profiles import Candidate
 
@@ -151,16 +153,51 @@ def test_collectives_are_held_against_the_file(tmp_path: Path) -> None:
     network = parsed(saved(tmp_path / "m.onnx", reduced()))
     held = Collective("all_reduce", "p", "r", "sum", 2, (), "sum")
     network.check_collectives([held])
-    remedy = "Report this with the model: an engine without its collectives gives wrong numbers"
-    with pytest.raises(Refused) as caught:
-        network.check_collectives([Collective("all_reduce", "p", "r", "sum", 4, (), "sum")])
-    assert str(caught.value) == f"TP708 collective sum: the file has it over 4 ranks, the network over 2. {remedy}"
-    with pytest.raises(Refused) as caught:
-        network.check_collectives([held, Collective("all_gather", "a", "b", "lost", 2)])
-    assert str(caught.value) == f"TP708 collective lost: the file has it over 2 ranks, the network over no. {remedy}"
-    with pytest.raises(Refused) as caught:
-        network.check_collectives([])
-    assert str(caught.value) == f"TP708 collective sum: the file has it over no ranks, the network over 2. {remedy}"
+    remedy = "Report this with the model: such an engine gives wrong numbers"
+    found = "the network one over 2 ranks that makes 4 of 4 rows"
+    for expected, text in (
+        ([replace(held, nb_rank=4)], f"collective sum: the file has all_reduce over 4 ranks, {found}"),
+        (
+            [replace(held, op="all_gather")],
+            f"collective sum: the file has all_gather over 2 ranks, {found}",
+        ),
+        ([held, replace(held, name="lost")], "collective lost: the file has all_reduce over 2 ranks, the network none"),
+        ([], f"collective sum: the file has none, {found}"),
+    ):
+        with pytest.raises(Refused) as caught:
+            network.check_collectives(expected)
+        assert str(caught.value) == f"TP708 {text}. {remedy}"
+
+
+@pytest.mark.parametrize("groups", [(), (2, 5)])
+@pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast"])
+def test_every_collective_as_it_is_written_is_read(op: str, groups: tuple[int, ...], tmp_path: Path) -> None:
+    root = -1 if op != "broadcast" else groups[0] if groups else 0
+    reduce_op = "sum" if op in ("all_reduce", "reduce_scatter") else "none"
+    node = make_collective(op, "x", "r", nb_rank=2, groups=groups, reduce_op=reduce_op, root=root, name="call")
+    network = parsed(saved(tmp_path / "m.onnx", [node, helper.make_node("Relu", ["r"], ["y"])]))
+    network.check_collectives([read_collective(node)])
+
+
+@pytest.mark.parametrize(("groups", "size"), [((), 2), ((0, 1), 0)])
+def test_the_size_of_a_group_is_told_exactly_where_there_is_one(
+    groups: tuple[int, ...], size: int, tmp_path: Path
+) -> None:
+    """TensorRT says so too; that a size is wrong but not 0, only we do (TP461)."""
+    node = reduced()[1]
+    node.attribute.remove(next(entry for entry in node.attribute if entry.name == "groups"))
+    node.attribute.append(helper.make_attribute("groups", groups, attr_type=onnx.AttributeProto.INTS))
+    next(entry for entry in node.attribute if entry.name == "group_size").i = size
+    with pytest.raises(Refused, match=r"TP707 node sum .*Group size must be"):
+        parsed(saved(tmp_path / "m.onnx", [reduced()[0], node, reduced()[2]]))
+
+
+def test_a_collective_over_one_rank_is_left_out(tmp_path: Path) -> None:
+    graph = onnx.load(saved(tmp_path / "m.onnx", reduced())).graph
+    next(entry for entry in graph.node[1].attribute if entry.name == "nb_rank").i = 1
+    leave_out_single(graph)
+    assert [node.op_type for node in graph.node] == ["MatMul", "Identity", "Relu"]
+    assert (graph.node[1].input, graph.node[1].output) == (["p"], ["r"])
 
 
 def test_j1_a_boundary_keeps_what_a_collective_reads_and_gives(tmp_path: Path) -> None:

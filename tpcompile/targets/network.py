@@ -131,17 +131,19 @@ class Network:
     def check_collectives(self, expected: Sequence[Collective]) -> None:
         """Hold the collective layers of the network against those of the file: one that is lost is silently wrong.
 
+        The library tells a layer's name, over how many ranks it goes, and what becomes of axis 0. It tells neither how
+        a layer reduces nor its group: that is seen at run time only.
+
         Raises:
             Refused: TP708.
         """
-        have = {layer.name: int(layer.num_ranks) for layer in self._collective_layers()}
-        want = {call.name: call.nb_rank for call in expected}
-        remedy = "Report this with the model: an engine without its collectives gives wrong numbers"
-        differ = [name for name in {**want, **have} if have.get(name) != want.get(name)]
+        layers = {layer.name: layer for layer in self._collective_layers()}
+        calls = {call.name: call for call in expected}
         raise_all(
-            Fault("TP708", f"collective {name}",
-                  f"the file has it over {want.get(name, 'no')} ranks, the network over {have.get(name, 'no')}", remedy)
-            for name in differ
+            Fault("TP708", f"collective {name}", f"the file has {_called(calls.get(name))}, the network "
+                  f"{_found(layers.get(name))}", "Report this with the model: such an engine gives wrong numbers")
+            for name in {**calls, **layers}
+            if name not in calls or name not in layers or not _alike(calls[name], layers[name])
         )  # fmt: skip
 
     def keep_collectives_apart(self) -> None:
@@ -232,6 +234,30 @@ class Network:
         )
         put = profile.set_shape_input if tensor.is_shape_tensor else profile.set_shape
         put(name, list(sizes.min), list(sizes.opt), list(sizes.max))
+
+
+def _called(call: Collective | None) -> str:
+    return "none" if call is None else f"{call.op} over {call.nb_rank} ranks"
+
+
+def _found(layer: Any) -> str:
+    if layer is None:
+        return "none"
+    return (
+        f"one over {layer.num_ranks} ranks that makes {_rows(layer.get_output(0))} of {_rows(layer.get_input(0))} rows"
+    )
+
+
+def _alike(call: Collective, layer: Any) -> bool:
+    """Whether a layer goes over as many ranks as the file says, and makes of axis 0 what the operation should."""
+    before, after, ranks = _rows(layer.get_input(0)), _rows(layer.get_output(0)), call.nb_rank
+    wanted = {"all_gather": before * ranks, "reduce_scatter": before // ranks}.get(call.op, before)
+    return int(layer.num_ranks) == ranks and (after == wanted or min(before, after) < 0)
+
+
+def _rows(tensor: Any) -> int:
+    """The size of axis 0, -1 where it varies or there is none."""
+    return int(next(iter(tuple(tensor.shape)), -1))
 
 
 def _where(operator: str, names: Sequence[str]) -> str:

@@ -126,9 +126,10 @@ class BoundEngine:
             if all(taken):
                 for name in names:
                     largest[name] = max(largest[name], self.context.get_max_output_size(name))
-        for name, size in largest.items():
-            if size > 0:
-                self._places[name].kept = [self.gpu.empty((size,), TensorProto.UINT8) for _ in range(2)]
+        with failing_as(f"memory for the caches of {self.where}"):
+            for name, size in largest.items():
+                if size > 0:
+                    self._places[name].kept = [self.gpu.empty((size,), TensorProto.UINT8) for _ in range(2)]
 
     def run(self, feeds: Mapping[str, DeviceArray]) -> dict[str, DeviceArray]:
         """Ask the GPU for one step, and return where its outputs will be: until the next step but one.

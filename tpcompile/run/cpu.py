@@ -30,7 +30,9 @@ class CpuExecutor:
         self._options = _session_options(folder, world, prepack)
 
     def load(self, part: onnx.ModelProto, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> CpuSegment:
-        return CpuSegment(make_session(part, self.folder, self._options, ["CPUExecutionProvider"]), inputs, outputs)
+        remedy = "Check that the source model loads there: the CPU lacks kernels for some operators and types"
+        session = make_session(part, self.folder, self._options, ["CPUExecutionProvider"], remedy)
+        return CpuSegment(session, inputs, outputs)
 
     def join(self, collectives: Sequence[Collective], watchdog: Watchdog) -> None:
         """MPI's communicators are there already."""
@@ -73,13 +75,12 @@ class CpuSegment:
         return made
 
 
-def make_session(part: onnx.ModelProto, folder: Path, options: Any, providers: Sequence[Any]) -> Any:
-    """An ONNX Runtime session of `part`. Refuses (TP606) what cannot be loaded."""
+def make_session(part: onnx.ModelProto, folder: Path, options: Any, providers: Sequence[Any], remedy: str) -> Any:
+    """An ONNX Runtime session of `part`. Refuses (TP606), with `remedy`, what cannot be loaded."""
     try:
         return ort.InferenceSession(part.SerializeToString(), options, providers=providers)
     except Exception as error:
         fact = f"ONNX Runtime {ort.__version__} cannot load this model ({error})"
-        remedy = "Check that the source model loads there: the CPU lacks kernels for some operators and types"
         raise refuse("TP606", str(folder), fact, remedy) from None
 
 

@@ -17,6 +17,7 @@ from tpcompile.run.gpu_executor import GpuExecutor
 from tpcompile.run.mpi import World
 
 PROVIDER = "CUDAExecutionProvider"
+CPU_INSTEAD = "Use --backend cpu, where bfloat16 is computed in float32, or check that the source loads with CUDA"
 
 
 @cache
@@ -67,7 +68,7 @@ class CudaExecutor(GpuExecutor):
         self._run_options.add_run_config_entry("disable_synchronize_execution_providers", "1")
 
     def load(self, part: onnx.ModelProto, inputs: tuple[str, ...], outputs: tuple[str, ...]) -> CudaSegment:
-        session = make_session(part, self.folder, self._options, _providers(self.gpu))
+        session = make_session(part, self.folder, self._options, _providers(self.gpu), CPU_INSTEAD)
         if PROVIDER not in session.get_providers():
             raise refuse("TP606", str(self.folder), f"{PROVIDER} does not start for one of its segments",
                          "Use --backend cpu, or see what ONNX Runtime says above")  # fmt: skip

@@ -150,11 +150,16 @@ class Nccl:
         from nccl.bindings import nccl
 
         for ranks, comm in list(self._joined.items()):
-            result = comm.get_async_error()
-            if result not in (nccl.Result.Success, nccl.Result.InProgress):
-                fact = f"NCCL between ranks {', '.join(map(str, ranks))} failed: {nccl.get_error_string(int(result))}"
-                remedy = "See NCCL's own words with NCCL_DEBUG=INFO; `tpcompile doctor` tries NCCL without a model"
-                return str(Fault("TP658", self.world.place(), f"{fact} ({comm.get_last_error()})", remedy))
+            try:
+                result = comm.get_async_error()
+                if result in (nccl.Result.Success, nccl.Result.InProgress):
+                    continue
+                said = f"{nccl.get_error_string(int(result))} ({comm.get_last_error()})"
+            except Exception as error:  # it must not end the thread that watches
+                said = str(error)
+            remedy = "See NCCL's own words with NCCL_DEBUG=INFO; `tpcompile doctor` tries NCCL without a model"
+            fact = f"NCCL between ranks {', '.join(map(str, ranks))} failed: {said}"
+            return str(Fault("TP658", self.world.place(), fact, remedy))
         return None
 
 

@@ -74,8 +74,8 @@ def test_tensorrt_builds_it(tmp_path: Path) -> None:
     assert build_faults(SAMPLES, tmp_path) == {}
 
 
-def test_before_opset_21_there_is_no_4_bit_weight(tmp_path: Path) -> None:
-    sample = SAMPLES[3]
-    model = sample.model()
-    model.opset_import[0].version = 17  # older than what is raised
-    assert list(lower(model, tmp_path, "lowered.bin").left.values()) == ["weights are in blocks from opset 21 on"]
+@pytest.mark.parametrize(("opset", "left"), [(12, ["weights are in blocks from opset 21 on"]), (13, []), (18, [])])
+def test_before_opset_13_there_is_no_weight_in_blocks(opset: int, left: list[str], tmp_path: Path) -> None:
+    model = SAMPLES[3].model()
+    model.opset_import[0].version = opset
+    assert list(lower(model, tmp_path, "lowered.bin").left.values()) == left

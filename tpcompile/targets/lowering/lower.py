@@ -91,7 +91,7 @@ class _Run:
 
     def lowered(self) -> onnx.ModelProto:
         made = copy_without_weights(self.model)
-        self.opset = raise_opset(made)
+        self.opset = raise_opset(made, self.store.name)
         self.lower(made.graph)
         at_the_edges(made.graph, self.floats, self.types, self.store)
         still_read = set(_read(made.graph))

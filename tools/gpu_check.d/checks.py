@@ -128,11 +128,11 @@ def checks(root: Path) -> Iterator[Check]:
     """All of them: what needs the GPU first, should time run out."""
     yield Check("NCCL alone, known numbers", "NCCL", 2, ("nccl",), lambda: why_no_mpi(2) or why_no_nccl(2))
     entries = json.loads((root / "models" / "models.json").read_text())
-    on_gpu = why_no_torch_gpu() is None
     yield from engine_builds(root, entries)
+    stand_in = "torch" if why_no_torch_gpu() is None else "torch-cpu"
     for backend in ("engine", "cuda", "torch", "torch-host", "cpu", "torch-cpu"):
-        if backend == "torch-cpu" and on_gpu:
-            continue  # stands in where there is no GPU
+        if backend == "torch-cpu" != stand_in:
+            continue  # what it would show, the GPU has shown
         for entry in entries:
             for degree, name in entry["bundles"].items():
                 tp, bundle = int(degree), root / "models" / name
@@ -141,13 +141,11 @@ def checks(root: Path) -> Iterator[Check]:
                 words = (entry["kind"], "--backend", backend, *_files(root, entry, bundle))
                 reason = _bound(backend, tp, bundle)
                 yield Check(entry["name"], BACKENDS[backend], tp, words, reason, ALLOWED[entry["dtype"]])
-    first = entries[0]
-    bundle = root / "models" / first["bundles"]["2"]
-    for backend in ("torch", "torch-cpu"):
-        if (backend == "torch") == on_gpu:
-            words = ("stall", "--backend", backend, *_files(root, first, bundle))
-            yield Check("a rank that does not come", BACKENDS[backend], 2, words, _bound(backend, 2, bundle),
-                        ends_with="TP610")  # fmt: skip
+        if backend == stand_in:
+            bundle = root / "models" / entries[0]["bundles"]["2"]
+            words = ("stall", "--backend", backend, *_files(root, entries[0], bundle))
+            reason = _bound(backend, 2, bundle)
+            yield Check("a rank that does not come", BACKENDS[backend], 2, words, reason, ends_with="TP610")
 
 
 def engine_builds(root: Path, entries: Sequence[dict[str, Any]]) -> Iterator[Check]:

@@ -15,7 +15,6 @@ from tpcompile.targets.lowering import lower
 WHOLE = "its weight is packed for one kind of device"
 STAYS = {
     "packed": WHOLE,
-    "order": "its rows are in another order",
     "blocks first": "the numbers of a byte belong to several rows",
 }
 HALF = [
@@ -29,7 +28,15 @@ HALF = [
     )
     for bits, zeros in ((4, 2), (8, 3))
 ]
-SAMPLES = [*(sample for sample in in_blocks.SAMPLES if not sample.note.endswith(tuple(STAYS))), *HALF]
+REORDERED = Sample(
+    "com.microsoft.MatMulNBits",
+    """(float[b, t, 120] x) => (float[] y) <uint8[10, 4, 16] w, float[10, 4] s, int32[120] g>
+    { y = com.microsoft.MatMulNBits<K = 120, N = 10, block_size = 32>(x, w, s, "", g) }""",
+    note="blocks that are not full, in an order of their own",
+    values=in_blocks.NARROW | {"g": (0, 4)},
+    sizes={"b": 2, "t": 3},
+)
+SAMPLES = [*(sample for sample in in_blocks.SAMPLES if not sample.note.endswith(tuple(STAYS))), *HALF, REORDERED]
 
 
 @pytest.mark.parametrize("sample", [sample for sample in SAMPLES if "int8" not in sample.note], ids=str)
@@ -42,6 +49,12 @@ def test_other_forms_stay_with_the_reason(note: str, tmp_path: Path) -> None:
     sample = next(sample for sample in in_blocks.SAMPLES if sample.note.endswith(note))
     found = lower(sample.model(), tmp_path, "lowered.bin")
     assert (dict(found.changes), list(found.left.values())) == ({}, [STAYS[note]])
+
+
+def test_an_order_beside_zero_points_stays(tmp_path: Path) -> None:
+    sample = in_blocks.in_blocks(192, 10, 32, zeros="uint8", more="order")
+    found = lower(sample.model(), tmp_path, "lowered.bin")
+    assert list(found.left.values()) == ["its rows are in another order, and there are zero points"]
 
 
 def test_weights_keep_their_bits_and_unchanged_bytes_are_not_written_again(tmp_path: Path) -> None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from tpcompile.targets.lowering.block_weights import product_in_blocks, weights_in_blocks
 from tpcompile.targets.lowering.packed import codes_of_words, words
 from tpcompile.targets.lowering.registry import NotLowered, lowering
+from tpcompile.targets.lowering.reordered import Operands, brought_together
 from tpcompile.targets.lowering.site import Site
 
 
@@ -17,18 +20,19 @@ def matmul_in_blocks(site: Site) -> str:
     bits, length = site.attribute("bits", 4), site.attribute("block_size")
     if site.attribute("weight_prepacked", 0):
         raise NotLowered("its weight is packed for one kind of device")
-    n, count, blob = (site.size(weight, axis) for axis in range(site.rank(weight)))
-    if blob * 8 != length * bits:
+    if site.rank(weight) != 3 or site.size(weight, 2) * 8 != length * bits:
         raise NotLowered("its weight is not in blocks of bytes")
-    if site.has(4):
-        raise NotLowered("its rows are in another order")
-    zeros = site.input(3) if site.has(3) else None
-    weights = weights_in_blocks(site, weight, site.input(2), zeros, bits, (n, count, length))
+    n, count, _ = (site.size(weight, axis) for axis in range(3))
     rank, k = site.rank(x), site.attribute("K")
-    if k < count * length:
+    given = Operands(x, weight, site.input(2), site.input(3) if site.has(3) else None, count)
+    if site.has(4):
+        given = brought_together(site, given, site.input(4), (n, count, length), bits)
+    elif k < count * length:
         pads = [0] * (2 * rank - 1) + [count * length - k]
-        x = site.emit("Pad", [x, site.integers(*pads)])
-    y = product_in_blocks(site, x, rank, weights)
+        given = replace(given, x=site.emit("Pad", [x, site.integers(*pads)]))
+    shape = (n, given.blocks, length)
+    weights = weights_in_blocks(site, given.weight, given.scales, given.zeros, bits, shape)
+    y = product_in_blocks(site, given.x, rank, weights)
     return site.emit("Add", [y, site.input(5)]) if site.has(5) else y
 
 

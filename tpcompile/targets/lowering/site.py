@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from tpcompile.graph.tensors import ONNX_DTYPES, numpy_dtype, stored_bytes
+from tpcompile.graph.tensors import ONNX_DTYPES, numpy_dtype, stored_bytes, type_name
 from tpcompile.targets.lowering.registry import NotLowered
 from tpcompile.targets.lowering.types import ValueTypes
 
@@ -200,7 +200,8 @@ class Site:
 
     def dtype(self, name: str) -> str:
         """The element type of a value. Raises `NotLowered` where it is unknown."""
-        found = self.types.dtype(name)
+        stored = self.store.tensors.get(name)
+        found = self.types.dtype(name) if stored is None else type_name(stored.data_type)
         if found is None:
             raise NotLowered(f"the type of '{name}' is unknown")
         return found

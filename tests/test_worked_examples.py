@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.plan.models import TWO_LAYERS, model
@@ -16,6 +17,7 @@ from tests.rules.test_rules_by_brute_force import (
 from tests.rules.test_rules_by_brute_force import (
     test_the_rule_claims_what_it_should as claims_hold,
 )
+from tests.run import handmade
 from tpcompile import pipeline
 from tpcompile.dims.registry import RULES
 from tpcompile.graph.doors import open_model
@@ -74,3 +76,11 @@ def test_the_pass() -> None:
     pipeline.run(work, steps, lambda name, did, seconds: said.append(f"{name}: {did}"))
     assert said[-1] == "count collectives: 4 collectives"
     assert work.warnings == ["4 collectives a run"]
+
+
+def test_the_backend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bundle, whole = handmade.mlp(tmp_path / "b", 1)
+    x = np.ones((2, 12), np.float32)
+    found = run("class CountingExecutor")["counting_ranks"](bundle).run(["y"], {"x": x})
+    np.testing.assert_allclose(found["y"], handmade.run_whole(whole, {"x": x})["y"], rtol=1e-5)
+    assert capsys.readouterr().out.splitlines() == ["3 nodes", "5 nodes", "4 nodes", "1 nodes"]

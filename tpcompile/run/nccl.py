@@ -125,10 +125,10 @@ class Nccl:
         comm, stream, ranks = nccl.Comm(self.of(found.groups).ptr), self.gpu.stream_handle, found.nb_rank
         sent, received, as_bytes = value.pointer, made.pointer, int(nccl.DataType.Uint8)
         if found.op == "all_reduce":
-            kind, reduction = _summed_as(found, value.element, nccl)
+            kind, reduction = summed_as(found, value.element, nccl)
             nccl.all_reduce(sent, received, value.count, kind, reduction, comm, stream)
         elif found.op == "reduce_scatter":
-            kind, reduction = _summed_as(found, value.element, nccl)
+            kind, reduction = summed_as(found, value.element, nccl)
             nccl.reduce_scatter(sent, received, made.count, kind, reduction, comm, stream)
         elif found.op == "all_gather":
             nccl.all_gather(sent, received, value.bytes, as_bytes, comm, stream)
@@ -163,7 +163,7 @@ class Nccl:
         return None
 
 
-def _summed_as(found: Collective, element: int, nccl: Any) -> tuple[int, int]:
+def summed_as(found: Collective, element: int, nccl: Any) -> tuple[int, int]:
     """NCCL's numbers of the type and the reduction."""
     reduction = BOOL_REDUCTIONS.get(found.reduce_op) if element == TensorProto.BOOL else found.reduce_op
     if reduction is None:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -25,6 +25,8 @@ from tests.run import every_collective
 from tpcompile.bundle.manifest import CollectiveEntry, Manifest
 from tpcompile.errors import Refused
 from tpcompile.run import self_test
+from tpcompile.run.bound_engine import BoundEngine
+from tpcompile.run.cuda import Gpu
 
 ROOT = Path(__file__).parents[3]
 RUN = ROOT / "tpcompile" / "run"
@@ -125,6 +127,18 @@ def test_answers_are_of_the_kind_that_is_asked_for() -> None:
     assert re.search(r"\) -> int", context.get_max_output_size.__doc__)
     assert re.search(r"\) -> str", engine.get_aliased_input_tensor.__doc__)
     assert "or None" in trt.Runtime.deserialize_cuda_engine.__doc__
+
+
+def test_a_plan_that_the_library_does_not_read() -> None:
+    """It gives None, without an exception; the refusal has its words."""
+    trt: Any = held(f"{TENSORRT}:")
+    with pytest.raises(Refused) as refused:
+        BoundEngine(trt, b"no plan at all", cast(Gpu, None), "engine rank0.engine")
+    said = re.escape(f"TP653 engine rank0.engine: tensorrt_rtx {trt.__version__} cannot read it (")
+    assert re.match(
+        said + r"\S.*\)\. Build the engines with this version of the library, for this GPU$", str(refused.value)
+    )
+    assert "it does not say why" not in str(refused.value)
 
 
 def test_low_functions_of_nccl_take_its_own_handle_and_no_number() -> None:

@@ -16,6 +16,7 @@ from tpcompile.targets.lowering import quantized_elementwise as _elementwise  # 
 from tpcompile.targets.lowering import quantized_products as _quantized_products  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import rotary as _rotary  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import scatters as _scatters  # noqa: F401 - fills the table
+from tpcompile.targets.lowering import shapes as _shapes  # noqa: F401 - fills the table
 from tpcompile.targets.lowering import signals as _signals  # noqa: F401 - fills the table
 from tpcompile.targets.lowering.lower import Lowered, lower
 

@@ -92,15 +92,3 @@ def causal_conv(site: Site) -> list[str | None]:
         y, state = site.transpose(y, 0, 2, 1), site.transpose(state, 0, 2, 1)
     inner = [site.size(x, k) for k in range(2, site.rank(x))] if last and site.rank(x) > 3 else []
     return [site.reshape(value, 0, 0, *inner) if inner else value for value in (y, state)]
-
-
-@lowering("", "Slice")
-def cut_out(site: Site) -> str | None:
-    """Without axes, the first ones are meant, also where there are fewer ends than axes."""
-    if len(site.node.input) < 3 or site.has(3):
-        return None
-    count = site.size(site.input(1), 0)
-    if site.types.shape(site.input(0)) is None or count == site.rank(site.input(0)):
-        return None
-    axes = site.integers(*range(count))
-    return site.emit("Slice", [*site.node.input[:3], axes, site.input(4) if site.has(4) else None])

@@ -44,8 +44,15 @@ def why_not_started(gpu: Gpu) -> str | None:
 
 
 def _providers(gpu: Gpu) -> list[Any]:
-    """The provider on our stream; what it has no kernel for runs on the CPU."""
-    settings = {"device_id": str(gpu.device.device_id), "user_compute_stream": str(gpu.stream_handle)}
+    """The provider on our stream; what it has no kernel for runs on the CPU.
+
+    Each session has memory of its own, so none takes more than it asks for.
+    """
+    settings = {
+        "device_id": str(gpu.device.device_id),
+        "user_compute_stream": str(gpu.stream_handle),
+        "arena_extend_strategy": "kSameAsRequested",
+    }
     return [(PROVIDER, settings), "CPUExecutionProvider"]
 
 

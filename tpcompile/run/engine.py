@@ -124,7 +124,8 @@ class EngineRunner:
         loading = profile not in self._warm  # kernels may be compiled when a profile is first used
         self._warm.add(profile)
         self.watchdog.waits(f"asking for the step of {self.bound.where}", loading=loading)
-        made = self.bound.run(feeds)
+        with without_python(self.watchdog.load_limit_s if loading else 0):
+            made = self.bound.run(feeds)
         self.watchdog.goes_on()
         self.gpu.mark(f"the {self.entry.collectives} collectives of {self.bound.where}")
         if loading and self.meets:

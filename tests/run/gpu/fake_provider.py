@@ -48,8 +48,11 @@ class Session:
             self.real.run_with_iobinding(binding, run_options)
             return
         assert Device.current is not None and Device.stream is not None
-        wanted = {"device_id": str(Device.current.device_id), "user_compute_stream": str(Device.stream.handle)}
-        assert self.given == wanted
+        assert self.given == {
+            "device_id": str(Device.current.device_id),
+            "user_compute_stream": str(Device.stream.handle),
+            "arena_extend_strategy": "kSameAsRequested",
+        }
         waits = run_options.get_run_config_entry("disable_synchronize_execution_providers")
         assert waits == "1", "each segment would wait for the GPU"
         note("segment")

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tpcompile.bundle.manifest import EngineEntry, Manifest
-from tpcompile.errors import Fault, Refused
+from tpcompile.errors import Fault, RankFailed, Refused
 from tpcompile.run.agreement import gathered, together
 from tpcompile.run.mpi import World
 from tpcompile.run.watchdog import Watchdog
@@ -61,14 +62,14 @@ def choose(wanted: str, manifest: Manifest, world: World, watchdog: Watchdog, *,
     libraries = list(dict.fromkeys(engine.library for entry in manifest.ranks for engine in entry.engines))
     candidates = [(ENGINE, library) for library in libraries or [""]] + [(CUDA, ""), (CPU, "")]
     asked = [found for found in candidates if wanted in (AUTO, found[0])]
-    _, said = together(world, watchdog, "the choice of a backend", lambda: None, lambda _: looks.at(asked))
     remarks: list[str] = []
     faults: list[Fault] = []
-    for index, (name, library) in enumerate(asked):
-        found = gathered([answers[index]["faults"] for answers in said])
-        found = found or list(_disagreement([answers[index] for answers in said]))
+    for name, library in asked:
+        look = partial(looks.at, name, library)
+        _, answers = together(world, watchdog, f"looking for backend {name}", look, lambda found: found)
+        found = gathered([answer["faults"] for answer in answers]) or list(_disagreement(answers))
         if not found:
-            used = {answers[index]["gpu"]["uuid"] for answers in said if answers[index]["gpu"] is not None}
+            used = {answer["gpu"]["uuid"] for answer in answers if answer["gpu"] is not None}
             if used and len(used) < world.size:
                 remarks.append(f"{world.size} ranks share {len(used)} GPU{'s' if len(used) > 1 else ''}")
             backend = Backend(name, library, tuple(remarks))
@@ -91,7 +92,7 @@ def _disagreement(answers: Sequence[dict[str, Any]]) -> Iterator[Fault]:
             if answer["versions"].get(name) != version:
                 theirs = answer["versions"].get(name)
                 yield Fault("TP652", f"rank {rank}", f"runs {name} {theirs}, and rank 0 {version}", SAME_VERSIONS)
-    if first["gpu"] is not None and len(answers) > 1:
+    if first["gpu"] is not None and "NCCL" in first["versions"]:  # without, ranks may share what they like
         from tpcompile.run.cuda import check_distinct
         from tpcompile.run.nccl import shares_gpus
 
@@ -111,17 +112,16 @@ class _Look:
         engines = self.manifest.ranks[self.world.rank].engines
         return next((engine for engine in engines if engine.library == library), None)
 
-    def at(self, candidates: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-        """For each candidate what stands in its way here, as JSON, and what must fit between ranks."""
-        return [self._at(name, library) for name, library in candidates]
-
-    def _at(self, name: str, library: str) -> dict[str, Any]:
+    def at(self, name: str, library: str) -> dict[str, Any]:
+        """What stands in the way of a backend here, as JSON, and what must fit between ranks."""
         if name == CPU:
             return {"faults": [], "versions": {}, "gpu": None}
         self.versions = {}
-        obstacles = self._engine(library) if name == ENGINE else self._cuda()
-        found = next(obstacles, None)
-        faults = [] if found is None else [["TP650", f"--backend {name}", *found]]
+        try:
+            obstacle = next(self._engine(library) if name == ENGINE else self._cuda(), None)
+            faults = [] if obstacle is None else [["TP650", f"--backend {name}", *obstacle]]
+        except RankFailed as error:  # a GPU that is there and does not work
+            faults = [[fault.code, fault.where, fault.fact, fault.remedy] for fault in error.faults]
         gpu = None if faults or self.gpu is None else self.gpu.identity()
         return {"faults": faults, "versions": {} if faults else self.versions, "gpu": gpu}
 

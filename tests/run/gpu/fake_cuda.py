@@ -156,6 +156,8 @@ class Device:
 
     def set_current(self) -> None:
         note("device", index=self.device_id)
+        if fault("device_broken", False):
+            raise RuntimeError("CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered")
         Device.current = self
 
     def create_stream(self) -> Stream:

@@ -189,6 +189,17 @@ def test_auto_takes_the_best_and_says_why_no_better(
     assert re.search(f"^backend: {text}$", capfd.readouterr().out, re.MULTILINE)
 
 
+def test_a_gpu_that_does_not_work(bundle: Path, machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
+    faults = {1: {"device_broken": True}}
+    assert machine.run(bundle, X, 2, "--backend", "engine", faults=faults).code == 2
+    assert said(capfd) == [
+        "[rank 0] TP657 rank 1: the GPU of this rank: RuntimeError: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC "
+        "error encountered. `tpcompile doctor` tries the GPU and NCCL without a model; all ranks end with this one"
+    ]
+    assert machine.run(bundle, X, 2, faults=faults).code == 0
+    assert "backend: cpu (no engine (tensorrt_rtx): rank 1 RuntimeError: CUDA_ERROR_ECC" in capfd.readouterr().out
+
+
 def test_dumping_is_for_segments(bundle: Path, machine: Machine, capfd: pytest.CaptureFixture[str]) -> None:
     assert machine.run(bundle, X, 2, "--dump", "*", "--backend", "engine").code == 2
     assert said(capfd) == [

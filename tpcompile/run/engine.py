@@ -139,12 +139,15 @@ class EngineRunner:
         return made
 
     def _compare(self, made: Mapping[str, DeviceArray]) -> None:
-        """Compare with rank 0's what all ranks should have alike, after the first step.
+        """Compare with rank 0's the numbers that all ranks should have alike, after the first step.
+
+        Whole numbers are left out: which of two close ones is the largest may be a matter of kernels.
 
         Raises:
             RankFailed: TP659 they differ.
         """
-        whole = [name for name, entry in self.manifest.outputs.items() if entry.placement is None]
+        outputs = self.manifest.outputs.items()
+        whole = [name for name, entry in outputs if entry.placement is None and "float" in entry.dtype]
         mine = {name: _sample(self.gpu.to_numpy(made[name])) for name in whole}
         self.watchdog.waits("comparing outputs after the first step")
         said = self.world.exchange({name: sample.tolist() for name, sample in mine.items()})
@@ -152,7 +155,7 @@ class EngineRunner:
         for rank, other in enumerate(said):
             for name in whole:
                 ours, theirs = (np.array(sample[name], np.float64) for sample in (said[0], other))
-                if not _alike(ours, theirs):
+                if not alike(ours, theirs):
                     fact = f"rank {rank} has other numbers in output '{name}' than rank 0 after the first step"
                     remedy = "Its collectives did not do their work: use --backend cuda, and report it with the bundle"
                     raise RankFailed(Fault("TP659", self.bound.where, fact, remedy))
@@ -164,9 +167,10 @@ def _sample(array: Array) -> Array:
     return np.concatenate([flat[:SAMPLE], flat[-SAMPLE:]]).astype(np.float64)
 
 
-def _alike(ours: Array, theirs: Array) -> bool:
-    if ours.shape != theirs.shape:
+def alike(ours: Array, theirs: Array) -> bool:
+    """Whether two ranks computed the same, but for their kernels."""
+    finite = np.isfinite(ours)
+    if ours.shape != theirs.shape or not np.array_equal(finite, np.isfinite(theirs)):
         return False
-    finite = np.isfinite(ours) & np.isfinite(theirs)
     scale = np.abs(ours[finite]).max(initial=0.0)
-    return bool((np.abs(ours - theirs)[finite] <= SAME_WITHIN * scale).all())
+    return bool((np.abs(ours[finite] - theirs[finite]) <= SAME_WITHIN * scale).all())

@@ -13,7 +13,7 @@ from tests.run.gpu import fixed_cache
 from tests.run.gpu.runs import Done, Machine, add_engines
 from tests.run.test_ranks import greedy
 from tpcompile.bundle.manifest import ShapeRange
-from tpcompile.run import self_test
+from tpcompile.run import engine, self_test
 
 PROMPTS = {"ids": ShapeRange((1, 1), (2, 4), (2, 8)), "past_k": ShapeRange((1, 2, 0, 6), (2, 2, 1, 6), (2, 2, 4, 6))}
 STEPS = {"ids": ShapeRange((1, 1), (2, 1), (2, 1)), "past_k": ShapeRange((1, 2, 0, 6), (2, 2, 8, 6), (2, 2, 32, 6))}
@@ -133,3 +133,11 @@ def test_what_a_self_test_expects() -> None:
     assert one["reduce_scatter"][:, 0].tolist() == [4000, 4006]
     assert one["all_to_all"][:, 0].tolist() == [3000, 3003, 1000, 1003]
     assert one["broadcast"][0].tolist() == [3000, 3001, 3002]
+
+
+def test_numbers_of_two_ranks_are_alike_or_not() -> None:
+    ours = np.array([1.0, -40.0, np.inf, 0.5])
+    assert engine.alike(ours, np.array([1.5, -41.0, np.inf, 0.1]))  # other kernels, in half precision
+    assert not engine.alike(ours, np.array([1.0, -20.0, np.inf, 0.5]))
+    assert not engine.alike(ours, np.array([1.0, -40.0, 8.0, 0.5]))
+    assert not engine.alike(ours, ours[:3])

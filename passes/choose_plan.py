@@ -13,11 +13,14 @@ from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.balance import spread
 from tpcompile.plan.cost import Prices
 from tpcompile.plan.explain import reasons_left_whole
+from tpcompile.plan.machine_prices import machine_prices
 from tpcompile.plan.pins import pin_wishes, solve_with
 from tpcompile.plan.plan import make_plan
 from tpcompile.plan.planfile import read_plan
 from tpcompile.plan.problem import build_problem
-from tpcompile.plan.solve import Solver
+from tpcompile.plan.solve import Choice, Solver, Wish
+from tpcompile.plan.step_time import peak_activations
+from tpcompile.plan.topology import find_topology
 
 NOMINAL = {"batch": 1, "seq": 1, "past": 2048}
 """The sizes costs are computed at where the user says nothing: one decoding step."""
@@ -35,14 +38,13 @@ class ChoosePlan:
         problem = work.problem = build_problem(
             work.analysis, Mesh(request.tp), work.cut_doors, nominal_sizes(work), nominal_sizes(work, PROMPT)
         )
-        prices = Prices.of(request.objective, problem.mean_product_bytes, request.tp)
-        solver = Solver(problem, prices)
-        wishes = pin_wishes(work.analysis, problem, request.pins)
+        work.topology = find_topology(request.topology)
         if request.plan is not None:
             given = read_plan(request.plan, problem)
             work.plan = make_plan(problem, given.choice, given.objective, given.reasons)
         else:
-            choice, cost = solve_with(solver, wishes)
+            wishes = pin_wishes(work.analysis, problem, request.pins)
+            solver, choice, cost = self.solved(work, wishes)
             reasons = reasons_left_whole(solver, choice, cost, wishes)
             work.plan = make_plan(problem, choice, request.objective, reasons)
         work.plan = replace(work.plan, cut=spread(work.analysis, work.plan.cut, work.cut_doors))
@@ -61,9 +63,34 @@ class ChoosePlan:
         cut = sum(1 for group in work.plan.groups if group.axes)
         return f"{cut} of {len(work.plan.groups)} kinds of dimension cut"
 
+    def solved(self, work: Compilation, wishes: list[Wish]) -> tuple[Solver, Choice, float]:
+        """The cheapest choice and its cost; where memory is limited, with room for what is computed as well."""
+        problem, limit, prices = work.problem, work.request.memory_bytes, self.prices(work)
+        solver = Solver(problem, prices, limit)
+        choice, cost = solve_with(solver, wishes)
+        if limit is not None:
+            cut = make_plan(problem, choice, work.request.objective, {}).cut
+            computed = peak_activations(work.analysis, cut, nominal_sizes(work))
+            if solver.held_bytes(choice) + computed > limit:
+                solver = Solver(problem, prices, limit - computed)
+                choice, cost = solve_with(solver, wishes)
+        return solver, choice, cost
+
+    def prices(self, work: Compilation) -> Prices:
+        """What cutting and collectives cost under the objective."""
+        if work.request.objective == "latency":
+            return machine_prices(work.analysis, work.problem, work.topology, nominal_sizes(work))
+        return Prices.of(work.request.objective, work.problem.mean_product_bytes, work.request.tp)
+
 
 def nominal_sizes(work: Compilation, usual: Mapping[str, int] | None = None) -> Callable[[Sizes], int]:
-    """What a size is at the sizes the plan is made for.
+    """What a size is at the sizes the plan is made for. Raises as `symbol_values`."""
+    values = symbol_values(work, usual)
+    return lambda sizes: work.samples.at(sizes, values)
+
+
+def symbol_values(work: Compilation, usual: Mapping[str, int] | None = None) -> dict[str, int]:
+    """The size of each symbol that the plan is made for.
 
     Raises:
         Refused: TP107 where --sizes names what is no size of the model.
@@ -77,7 +104,7 @@ def nominal_sizes(work: Compilation, usual: Mapping[str, int] | None = None) -> 
         symbol = value.shape[axis] if value is not None and value.shape and axis < len(value.shape) else None
         if isinstance(symbol, str):
             meaning.setdefault(symbol, name)
-    known = {name for name in samples.symbols if not name.startswith("#")}
+    known = [name for name in samples.symbols if not name.startswith("#")]
     wrong = sorted(name for name in given if name not in known and name not in NOMINAL)
     if wrong:
         raise refuse(
@@ -93,4 +120,4 @@ def nominal_sizes(work: Compilation, usual: Mapping[str, int] | None = None) -> 
         name = meaning.get(symbol, symbol)
         other = 1 if symbol in firsts else usual["seq"]  # a length of its own: what a decoder reads, an image's width
         values[symbol] = given.get(symbol, given.get(name, usual.get(name, other)))
-    return lambda sizes: samples.at(sizes, values)
+    return values

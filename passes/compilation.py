@@ -14,6 +14,7 @@ from tpcompile.graph.state import StatePair
 from tpcompile.plan.plan import Plan
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.request import Request
+from tpcompile.plan.topology import Topology
 
 T = TypeVar("T")
 
@@ -53,6 +54,7 @@ class Compilation:
     samples = Later[Samples]()
     analysis = Later[Analysis]()
     problem = Later[Problem]()
+    topology = Later[Topology]()
     plan = Later[Plan]()
     local = Later[LocalProgram]()
 

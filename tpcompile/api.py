@@ -20,6 +20,7 @@ from tpcompile.output import write_bundle
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.plan import Plan
 from tpcompile.plan.request import Request
+from tpcompile.plan.topology import DEFAULT as DEFAULT_TOPOLOGY
 from tpcompile.weights.source import FileBytes
 
 if TYPE_CHECKING:
@@ -103,6 +104,8 @@ def compile(
     pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     outputs: str = "whole",
     sizes: Mapping[str, int] | None = None,
+    topology: str = DEFAULT_TOPOLOGY,
+    memory_per_rank: int | None = None,
     plan: str | Path | None = None,
     state: Mapping[str, str] | None = None,
     roles: Mapping[str, str] | None = None,
@@ -131,10 +134,12 @@ def compile(
         force: replace a bundle that is there.
         verify: prove the result against the source before it appears; a bundle that fails is kept as OUT.failed.
         strict: refuse where something would run whole for want of a rule, or nothing is cut.
-        objective: "balanced" or "memory".
+        objective: "balanced", "memory" or "latency".
         pins: weight name pattern → column, row, vocab, expert or whole.
         outputs: "whole", or "shard" to leave outputs cut.
         sizes: sizes of symbols that costs are computed at, such as {"batch": 1, "past": 2048}.
+        topology: the machine that "latency" plans for: a name that comes along, or a TOML file.
+        memory_per_rank: bytes that a rank may hold; the plan keeps to it.
         plan: a plan.toml to follow.
         state: cache input → the output that replaces it.
         roles: role (tokens, mask, positions, logits) → input or output.
@@ -155,10 +160,9 @@ def compile(
     Raises:
         Refused: the model or a wish cannot be served. NumbersDiffer: `verify` found another result than the source's.
     """
-    request = Request(
-        tp, objective, tuple(pins.items()) if isinstance(pins, Mapping) else tuple(pins), outputs, dict(sizes or {}),
-        None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), reduce_dtype, dialect,
-        strict,
+    request = _request(
+        tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank,
+        reduce_dtype=reduce_dtype, dialect=dialect,
     )  # fmt: skip
     engines = None
     if triton is not None:
@@ -229,6 +233,8 @@ def plan(
     objective: str = "balanced",
     pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     sizes: Mapping[str, int] | None = None,
+    topology: str = DEFAULT_TOPOLOGY,
+    memory_per_rank: int | None = None,
     outputs: str = "whole",
     plan: str | Path | None = None,
     state: Mapping[str, str] | None = None,
@@ -239,12 +245,33 @@ def plan(
     progress: Progress | None = None,
 ) -> Compilation:
     """Plan without writing anything; the model's weights need not be there. Arguments as for `compile`."""
-    request = Request(
-        tp, objective, tuple(pins.items()) if isinstance(pins, Mapping) else tuple(pins), outputs, dict(sizes or {}),
-        None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), strict=strict,
+    request = _request(
+        tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank
     )  # fmt: skip
     source = open_model(model, allow_links=allow_links, require_data=False, example_inputs=example_inputs)
     return _through(source, request, pipeline.PLANNING, progress)
+
+
+def _request(
+    tp: int,
+    objective: str,
+    pins: Mapping[str, str] | Sequence[tuple[str, str]],
+    outputs: str,
+    sizes: Mapping[str, int] | None,
+    plan: str | Path | None,
+    state: Mapping[str, str] | None,
+    roles: Mapping[str, str] | None,
+    strict: bool,
+    topology: str,
+    memory_per_rank: int | None,
+    **more: Any,
+) -> Request:
+    """What was asked for, in the form that the passes read."""
+    return Request(
+        tp, objective, tuple(pins.items()) if isinstance(pins, Mapping) else tuple(pins), outputs, dict(sizes or {}),
+        None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), strict=strict, topology=topology,
+        memory_bytes=memory_per_rank, **more,
+    )  # fmt: skip
 
 
 def load(folder: str | Path) -> Bundle:

@@ -111,7 +111,7 @@ def _parser(command: str) -> argparse.ArgumentParser:
             help="write the engines into a model repository for Triton's multi-device mode, too",
         )
     elif command == "plan":
-        add_model_arguments(parser)
+        add_model_arguments(parser, several=True)
     elif command == "verify":
         from tpcompile.verify.command import add_verify_arguments
 
@@ -156,15 +156,33 @@ _DESCRIPTIONS = {
 }
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    """The arguments that compile and plan share."""
+def _degrees(text: str) -> list[int]:
+    return [int(part) for part in text.split(",")]
+
+
+def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
+    """The arguments that compile and plan share; `several` degrees may be compared."""
     parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file")
+    degree = "degree of tensor parallelism: how many ranks"
+    if several:
+        parser.add_argument(
+            "--tp", type=_degrees, required=True, metavar="N[,N…]", help=f"{degree}; several are compared"
+        )
+    else:
+        parser.add_argument("--tp", type=int, required=True, metavar="N", help=degree)
     parser.add_argument(
-        "--tp", type=int, required=True, metavar="N", help="degree of tensor parallelism: how many ranks"
+        "--objective",
+        default="balanced",
+        metavar="balanced|memory|latency",
+        help="what a plan is best at (default: balanced)",
     )
     parser.add_argument(
-        "--objective", default="balanced", metavar="balanced|memory", help="what a plan is best at (default: balanced)"
+        "--topology",
+        default="h100x8",
+        metavar="NAME|FILE",
+        help="the machine that times are told for, and that `latency` plans for (default: h100x8)",
     )
+    parser.add_argument("--memory-per-rank", metavar="24GB", help="what weights, caches and activations may take")
     parser.add_argument(
         "--pin",
         action="append",
@@ -238,14 +256,16 @@ def _engine_wishes(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _wishes(arguments: argparse.Namespace) -> dict[str, Any]:
-    from tpcompile.plan.request import read_pairs, read_sizes
+    from tpcompile.plan.request import read_bytes, read_pairs, read_sizes
 
+    most = arguments.memory_per_rank
     pins = [(pattern, kind) for text in arguments.pin for pattern, kind in read_pairs("--pin", [text]).items()]
     return {
         "objective": arguments.objective, "pins": pins, "outputs": arguments.outputs,
         "sizes": read_sizes(arguments.sizes), "plan": arguments.plan, "strict": arguments.strict,
         "state": read_pairs("--state", arguments.state), "roles": read_pairs("--role", arguments.role),
-        "allow_links": arguments.allow_links,
+        "allow_links": arguments.allow_links, "topology": arguments.topology,
+        "memory_per_rank": None if most is None else read_bytes("--memory-per-rank", most),
     }  # fmt: skip
 
 
@@ -275,15 +295,19 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
 
         return doctor_command(arguments)
     from tpcompile import api
-    from tpcompile.report import Progress, bundle_json, plan_json, print_bundle, print_plan
+    from tpcompile.plan_report import plan_json, print_comparison, print_plan
+    from tpcompile.report import Progress, bundle_json, print_bundle
 
     if command == "plan":
         with Progress() as progress:
-            work = api.plan(arguments.model, arguments.tp, progress=progress, **_wishes(arguments))
+            found = [api.plan(arguments.model, tp, progress=progress, **_wishes(arguments)) for tp in arguments.tp]
         if arguments.json:
-            print(json.dumps(plan_json(work), indent=1))
+            shown = [plan_json(work) for work in found]
+            print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=1))
+        elif len(found) > 1:
+            print_comparison(found)
         else:
-            print_plan(work)
+            print_plan(found[0])
         return 0
     if command == "engine":
         from tpcompile.plan.request import read_sizes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import sys
 import time
 from collections import Counter
@@ -14,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from tpcompile.api import Bundle
-from tpcompile.passes.compilation import Compilation
-from tpcompile.plan.explain import bytes_text, holding
+from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.plan import PlannedGroup
 from tpcompile.verify.inspect import engine_lines
 
@@ -64,40 +62,6 @@ class Progress:
         self._live.update(self._tasks[line], description=what, completed=done, total=max(total, 1))
 
 
-def print_plan(work: Compilation) -> None:
-    """The plan on stdout: what each rank holds, what is cut, what stays whole and why."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    held = holding(work.analysis, work.problem, work.plan.cut)
-    plan, largest = work.plan, max(held.rank_bytes)
-    console.print(
-        f"[bold]{escape(work.source.file)}[/] on {plan.mesh.tp} ranks: {bytes_text(held.source_bytes)} of weights, "
-        f"{bytes_text(largest)} on the largest rank ({largest / max(held.source_bytes, 1):.0%})"
-    )
-    counts = collective_counts(work)
-    console.print(f"{counts['all_reduce']} AllReduce and {counts['all_gather']} AllGather a run\n")
-    if plan.cuts_something:
-        _print_groups(console, [group for group in plan.groups if group.axes])
-    console.print()
-    left = [group for group in plan.groups if not group.axes and group.stored_bytes]
-    if left:
-        table = _table("dimension left whole", "size", "why")
-        for group in left[:SHOWN]:
-            table.add_row(_name(group, 32), str(group.size), escape(group.reason))
-        console.print(table)
-        if len(left) > SHOWN:
-            console.print(f"… and {len(left) - SHOWN} smaller ones")
-        console.print()
-    if held.whole:
-        table = _table("weights whole on every rank", "", "why")
-        for found in held.whole[:SHOWN]:
-            more = f" and {len(found.names) - 1} more" if len(found.names) > 1 else ""
-            table.add_row(escape(shortened(found.names[0], 30)) + more, bytes_text(found.nbytes), escape(found.reason))
-        console.print(table)
-    _print_notes(console, work.warnings)
-
-
 SHOWN = 12
 SPOKEN = {
     "all_reduce": "AllReduce",
@@ -116,7 +80,7 @@ def print_bundle(bundle: Bundle) -> None:
     manifest, plan = bundle.manifest, bundle.plan
     ranks = len(manifest.ranks)
     if plan is not None and plan.cuts_something:
-        _print_groups(console, [group for group in plan.groups if group.axes])
+        print_groups(console, [group for group in plan.groups if group.axes])
         console.print()
     calls = Counter(call.op for call in manifest.collectives)
     spoken = ", ".join(f"{count} {SPOKEN[op]}" for op, count in calls.most_common()) or "no collectives"
@@ -131,36 +95,36 @@ def print_bundle(bundle: Bundle) -> None:
     if bundle.report is not None:
         name, error, limit = max((trial.worst for trial in bundle.report.trials), key=lambda worst: worst[1] / worst[2])
         console.print(f"[green]verified[/]: largest relative error {error:.1e} ({escape(name)}), {limit:.1e} allowed")
-    _print_notes(console, bundle.warnings)
+    print_notes(console, bundle.warnings)
     console.print(f"run it: tpcompile run {escape(str(bundle.folder))} --inputs x.npz --outputs y.npz")
 
 
-def _print_notes(console: Console, notes: Sequence[str]) -> None:
+def print_notes(console: Console, notes: Sequence[str]) -> None:
     for note in notes[:SHOWN]:
         console.print(f"[yellow]note[/]: {escape(note)}")
     if len(notes) > SHOWN:
         console.print(f"[yellow]note[/]: and {len(notes) - SHOWN} more")
 
 
-def _print_groups(console: Console, groups: Sequence[PlannedGroup]) -> None:
-    table = _table("cut", "size", "parts", "saves a rank", "causes")
+def print_groups(console: Console, groups: Sequence[PlannedGroup]) -> None:
+    shown = table("cut", "size", "parts", "saves a rank", "causes")
     for group in groups:
         causes = [
             f"{count} {name}"
             for count, name in ((group.all_reduces, "AllReduce"), (group.all_gathers, "AllGather"))
             if count
         ]
-        table.add_row(
-            _name(group, console.width - 64),
+        shown.add_row(
+            name_of(group, console.width - 64),
             str(group.size),
             _parts(group),
             bytes_text(group.saved_bytes),
             ", ".join(causes) or "nothing",
         )
-    console.print(table)
+    console.print(shown)
 
 
-def _name(group: PlannedGroup, width: int) -> str:
+def name_of(group: PlannedGroup, width: int) -> str:
     times = f"  ×{group.count}" if group.count > 1 else ""
     return escape(shortened(group.name, width - len(times))) + times
 
@@ -179,43 +143,13 @@ def _parts(group: PlannedGroup) -> str:
     return f"{group.degree} × {group.blocks[-1]} or {group.blocks[0]}"
 
 
-def _table(*columns: str) -> Table:
+def table(*columns: str) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for position, column in enumerate(columns):
         table.add_column(column, overflow="fold", justify="left" if position in (0, len(columns) - 1) else "right")
     return table
-
-
-def collective_counts(work: Compilation) -> dict[str, int]:
-    """AllReduces and AllGathers of a run under the plan, as the planner counts them."""
-    cut = {work.problem.group_of[leaf] for leaf in work.plan.cut.axes}
-    at_doors = sum(count for pair, count in work.problem.door_gathers.items() if cut.issuperset(pair))
-    return {
-        "all_reduce": math.ceil(sum(count for key, count in work.problem.reductions.items() if key & cut)),
-        "all_gather": at_doors + math.ceil(sum(count for key, count in work.problem.gathers.items() if key & cut)),
-    }
-
-
-def plan_json(work: Compilation) -> dict[str, Any]:
-    """The plan for machines."""
-    held = holding(work.analysis, work.problem, work.plan.cut)
-    return {
-        "source": {"file": work.source.file, "bytes": work.source.nbytes},
-        "tp": work.plan.mesh.tp,
-        "objective": work.plan.objective,
-        "weights": {"source_bytes": held.source_bytes, "rank_bytes": list(held.rank_bytes)},
-        "collectives": collective_counts(work),
-        "dimensions": [asdict(group) for group in work.plan.groups],
-        "whole": [asdict(found) for found in held.whole],
-        "state": [
-            {"input": pair.input.name, "output": pair.output.name, "axis": pair.axis, "kind": pair.kind}
-            for pair in work.state
-        ],
-        "roles": work.roles,
-        "notes": work.warnings,
-    }
 
 
 def bundle_json(bundle: Bundle) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
         "roles": {"colour": "ids"},
     }
     assert refusal(**wishes).splitlines() == [
-        "TP102 --objective fast: there is no such objective. Use one of balanced, memory",
+        "TP102 --objective fast: there is no such objective. Use one of balanced, memory, latency",
         "TP103 --pin up=left: 'left' is no way to lie. Use one of column, row, vocab, expert, whole",
         "TP103 --pin x=: '' is no way to lie. Use one of column, row, vocab, expert, whole",
         "TP105 --outputs cut: there is no such choice. Use one of whole, shard",
@@ -48,8 +48,8 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
 
 def test_a_plan_file_leaves_nothing_to_wish() -> None:
     assert refusal(plan=Path("p.toml"), pins=(("up", "row"),), sizes={"seq": 2}, objective="memory") == (
-        "TP116 --plan p.toml: a plan file decides alone, so --pin and --sizes and --objective would change nothing. "
-        "Leave out --plan, or --pin and --sizes and --objective"
+        "TP116 --plan p.toml: a plan file decides alone, so --pin and --objective would change nothing. "
+        "Leave out --plan, or --pin and --objective"
     )
 
 

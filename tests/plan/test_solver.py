@@ -11,10 +11,13 @@ import pytest
 
 import tpcompile
 from tests.plan.models import LIMIT, TWO_LAYERS, attention, error_of, held, model
+from tpcompile.passes.choose_plan import nominal_sizes
 from tpcompile.plan.cost import Prices
+from tpcompile.plan.machine_prices import machine_prices
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.solve import Choice, Solver, Wish, feasible
-from tpcompile.report import collective_counts
+from tpcompile.plan.topology import read_topology
+from tpcompile.plan_report import collective_counts
 
 SMALL = TWO_LAYERS.replace("50", "20").replace("36", "10")
 MODELS = {
@@ -75,7 +78,9 @@ def collectives(solver: Solver, choice: Choice) -> float:
     for groups, count in problem.reductions.items():
         if groups & choice.keys():
             nbytes = problem.reduced_bytes[groups]
-            if groups <= problem.lookups:
+            if not prices.relative:
+                total += prices.all_reduce(count, nbytes, tp)
+            elif groups <= problem.lookups:
                 total += 0.5 * prices.all_gather(count, nbytes, tp)
             else:
                 total += prices.all_reduce(problem.reduction_weights[groups] * solver.saving(groups), nbytes, tp)
@@ -88,12 +93,38 @@ def collectives(solver: Solver, choice: Choice) -> float:
     return total
 
 
-@pytest.mark.parametrize("objective", ["balanced", "memory"])
+QUICK_LINKS = """
+title = "links so quick that toys are worth a cut"
+[device]
+name = "board"
+memory_gb = 16
+bandwidth_gb_s = 100
+step_us = 0
+fuses = true
+source = "made up"
+[device.tera_operations_s]
+float32 = 0.5
+[[level]]
+name = "links"
+ranks = 8
+start_us = 0.001
+hop_us = 0.0005
+bandwidth_gb_s = 500
+source = "made up"
+"""
+
+
+@pytest.mark.parametrize("objective", ["balanced", "memory", "latency"])
 @pytest.mark.parametrize("tp", [2, 3, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_optimum_is_the_optimum(name: str, tp: int, objective: str) -> None:
-    problem = tpcompile.plan(MODELS[name], tp).problem
-    solver = Solver(problem, Prices.of(objective, problem.mean_product_bytes, tp))
+    work = tpcompile.plan(MODELS[name], tp)
+    problem = work.problem
+    prices = Prices.of(objective, problem.mean_product_bytes, tp)
+    if objective == "latency":
+        machine = read_topology(QUICK_LINKS, "quick", "")
+        prices = machine_prices(work.analysis, problem, machine, nominal_sizes(work))
+    solver = Solver(problem, prices)
     found = solver.solve()
     assert found is not None
     choice, cost = found
@@ -103,6 +134,22 @@ def test_the_optimum_is_the_optimum(name: str, tp: int, objective: str) -> None:
     assert any(other == choice for _, other in priced), "it is none of the plans that hold"
     assert cost == pytest.approx(price(solver, choice), rel=1e-6)
     assert cost == pytest.approx(best[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("tp", [2, 3, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_optimum_within_a_limit_of_memory(name: str, tp: int) -> None:
+    problem = tpcompile.plan(MODELS[name], tp).problem
+    prices = Prices.of("balanced", problem.mean_product_bytes, tp)
+    free = Solver(problem, prices)
+    held = sorted({round(free.held_bytes(other)) for other in choices(problem)})
+    for limit in (held[0] - 1, held[0], held[len(held) // 2], held[-1]):
+        found = Solver(problem, prices, limit).solve()
+        within = [other for other in choices(problem) if free.held_bytes(other) <= limit]
+        assert (found is None) == (not within)
+        if found is not None:
+            assert free.held_bytes(found[0]) <= limit * (1 + 1e-9)
+            assert found[1] == pytest.approx(min(price(free, other) for other in within), rel=1e-6)
 
 
 @pytest.mark.parametrize("tp", [2, 4])

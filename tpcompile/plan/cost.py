@@ -1,12 +1,14 @@
 """What a plan costs, in bytes read: stored bytes per rank, and collectives at the price of reading weights.
 
 `balanced` prices a collective relative to the model's own layers, so that a toy and a real model of one architecture
-get the same plan. `memory` cuts all that can be cut and counts collectives only to break ties.
+get the same plan. `memory` cuts all that can be cut and counts collectives only to break ties. `latency` prices both
+by what they take on a machine (`machine_prices`), and may leave a small model whole.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 
 ALLREDUCE_SHARE = 0.56
 """An AllReduce costs what cutting saves on this share of a mean weight of the products: a tenth of a layer."""
@@ -16,7 +18,7 @@ more tokens add to a collective they add to the products too, which are not pric
 A_CUT_SHARE = 0.01
 """What a cut must save at least, as a share of a mean weight."""
 TIE = 1e-6
-OBJECTIVES = ("balanced", "memory")
+OBJECTIVES = ("balanced", "memory", "latency")
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class Prices:
     caches: bool = False
     """Whether caches count with all their bytes: in `balanced` each counts as a small part of a mean weight,
     however long they get, so that they are cut where that is to be had, and do not drive the plan."""
+    relative: bool = True
+    """Whether collectives are priced by the model's own layers: by how large they are beside its usual ones, and by
+    what the best cut saves. Else by themselves alone."""
+    reads: Counter[frozenset[int]] | None = field(default=None, repr=False)
+    """What reading and multiplying with weights costs, by the groups that cut them; their bytes where it is None."""
 
     @classmethod
     def of(cls, objective: str, mean_product_bytes: float, tp: int) -> Prices:

@@ -9,8 +9,10 @@ from fnmatch import fnmatchcase
 from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.dim import Dim, leaves
 from tpcompile.dims.relation import Relation
-from tpcompile.errors import Fault, raise_all
+from tpcompile.errors import Fault, raise_all, refuse
 from tpcompile.graph.program import Node, Value
+from tpcompile.plan.cost import Prices
+from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.solve import Choice, Solver, Wish
 from tpcompile.plan.uses import terms, uncut_leaves, weight_uses
@@ -125,11 +127,14 @@ def solve_with(solver: Solver, wishes: Sequence[Wish]) -> tuple[Choice, float]:
     """The cheapest choice under the wishes.
 
     Raises:
-        Refused: TP104 for each pin that cannot hold on its own, or each pair that cannot hold together.
+        Refused: TP104 for each pin that cannot hold on its own, or each pair that cannot hold together; TP132 where no
+            plan keeps a rank within its memory.
     """
     found = solver.solve(wishes)
     if found is not None:
         return found
+    if solver.limit_bytes is not None:
+        _check_memory(solver)
     labels = list(dict.fromkeys(wish.label for wish in wishes))
     of = {label: [wish for wish in wishes if wish.label == label] for label in labels}
     tp = solver.problem.mesh.tp
@@ -147,6 +152,18 @@ def solve_with(solver: Solver, wishes: Sequence[Wish]) -> tuple[Choice, float]:
         faults = [Fault("TP104", ", ".join(possible), "they contradict each other together", "Leave out one of them")]
     raise_all(faults)
     raise AssertionError
+
+
+def _check_memory(solver: Solver) -> None:
+    """Refuse (TP132) a limit that no plan keeps to, pins or not, with the least that one needs."""
+    tp, limit = solver.problem.mesh.tp, solver.limit_bytes
+    if limit is None or solver.solve() is not None:
+        return
+    roomy = Solver(solver.problem, Prices.of("memory", solver.problem.mean_product_bytes, tp)).solve()
+    least = solver.held_bytes(roomy[0]) if roomy is not None else sum(solver.held.values())
+    fact = f"weights and caches take {bytes_text(least)} on the fullest of {tp} ranks, however they are cut"
+    remedy = "Use more ranks, smaller --sizes (past, batch), or ranks with more memory"
+    raise refuse("TP132", f"--memory-per-rank {bytes_text(limit)}", fact, remedy)
 
 
 def _clash(a: Sequence[Wish], b: Sequence[Wish]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tpcompile.bundle.manifest import DIALECTS
 from tpcompile.errors import Fault, raise_all
 from tpcompile.plan.cost import OBJECTIVES
+from tpcompile.plan.topology import DEFAULT
 
 PIN_KINDS = ("column", "row", "vocab", "expert", "whole")
 OUTPUT_KINDS = ("whole", "shard")
@@ -24,7 +25,7 @@ class Request:
 
     Attributes:
         tp: how many ranks, 1 or more.
-        objective: "balanced" or "memory".
+        objective: one of `OBJECTIVES`.
         pins: name pattern of weights → how they must lie (`PIN_KINDS`).
         outputs: "whole", or "shard" to leave outputs cut where their nodes make them so.
         sizes: nominal sizes of symbols that costs are computed at.
@@ -33,6 +34,8 @@ class Request:
         roles: role → name of an input or output.
         reduce_dtype: "float32" to sum half precision in float32 within the rank files, or "model" to sum it as it is.
         dialect: whose collectives the rank files hold, one of `DIALECTS`.
+        topology: the machine that costs are told for, and that `latency` plans for: a name or a file.
+        memory_bytes: what weights and caches may take on a rank; None for no limit.
         strict: refuse where an operator without a rule, or nothing to cut, would make a rank run a whole model.
     """
 
@@ -46,6 +49,8 @@ class Request:
     roles: Mapping[str, str] = field(default_factory=dict)
     reduce_dtype: str = "float32"
     dialect: str = DIALECTS[0]
+    topology: str = DEFAULT
+    memory_bytes: int | None = None
     strict: bool = False
 
     def __post_init__(self) -> None:
@@ -107,7 +112,8 @@ class Request:
                 faults.append(
                     Fault("TP123", f"--role {role}={name}", "there is no such role", f"Use one of {', '.join(ROLES)}")
                 )
-        beside = [("--pin", self.pins), ("--sizes", self.sizes), ("--objective", self.objective != OBJECTIVES[0])]
+        beside = [("--pin", self.pins), ("--objective", self.objective != OBJECTIVES[0])]
+        beside += [("--memory-per-rank", self.memory_bytes)]
         idle = [option for option, given in beside if given]
         if self.plan is not None and idle:
             fact = f"a plan file decides alone, so {' and '.join(idle)} would change nothing"
@@ -152,3 +158,16 @@ def read_sizes(text: str) -> dict[str, int]:
             found[name] = int(number)
     raise_all(faults)
     return found
+
+
+UNITS = {"": 1, "B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+
+
+def read_bytes(option: str, text: str) -> int:
+    """ "24GB" as a number of bytes; raises Refused TP100 where it has another form."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", text)
+    units = {name.lower(): size for name, size in UNITS.items()}
+    if found is None or found[2].lower() not in units:
+        raise_all([Fault("TP100", f"{option} {text}", "it is no amount of memory", f"Write {option} 24GB")])
+        raise AssertionError
+    return round(float(found[1]) * units[found[2].lower()])

@@ -59,10 +59,14 @@ class _Rows:
 
 
 class Solver:
-    """Holds one problem's integer program; `solve` may be called with several sets of wishes."""
+    """Holds one problem's integer program; `solve` may be called with several sets of wishes.
 
-    def __init__(self, problem: Problem, prices: Prices) -> None:
+    `limit_bytes`: what weights and caches may take on the rank with most of them.
+    """
+
+    def __init__(self, problem: Problem, prices: Prices, limit_bytes: float | None = None) -> None:
         self.problem, self.prices = problem, prices
+        self.limit_bytes = limit_bytes
         mesh = problem.mesh
         self.subsets = sub_axis_sets(mesh)
         self.cost: list[float] = []
@@ -70,8 +74,9 @@ class Solver:
         self.upper: list[float] = []
         self.rows = _Rows()
         self.x: dict[tuple[int, SubAxes], int] = {}
-        self.stored: Counter[frozenset[int]] = Counter(problem.weights)
+        self.stored: Counter[frozenset[int]] = Counter(problem.weights if prices.reads is None else prices.reads)
         self.stored += problem.caches if prices.caches else problem.short_caches
+        self.held = problem.weights + problem.caches
         self._cuts()
         self._weights()
         self._collectives()
@@ -149,8 +154,11 @@ class Solver:
         Even cuts need only be known by their sub-axes, whichever group has them; uneven ones by group.
         """
         mesh = self.problem.mesh
-        for groups, nbytes in self.stored.items():
-            if not groups or not nbytes:
+        held_by: list[tuple[int, float]] = []
+        limited = self.limit_bytes is not None
+        for groups in [*self.stored, *(self.held.keys() - self.stored.keys() if limited else ())]:
+            nbytes = self.stored[groups]
+            if not groups or not (nbytes or (limited and self.held[groups])):
                 continue
             odd = self.uneven(groups)
             parts: list[tuple[int, tuple[SubAxes, ...], SubAxes]] = []
@@ -158,10 +166,11 @@ class Solver:
                 taken = [axis for axes in own for axis in axes]
                 if len(set(taken)) < len(taken):
                     continue
-                held = nbytes * math.prod(map(self.share, odd, own))
+                share = math.prod(map(self.share, odd, own))
                 for axes in self.subsets:
                     if not set(axes) & set(taken):
-                        parts.append((self._variable(held / mesh.degree(axes), False), own, axes))
+                        parts.append((self._variable(nbytes * share / mesh.degree(axes), False), own, axes))
+                        held_by.append((parts[-1][0], self.held[groups] * share / mesh.degree(axes)))
             self.rows.add([(column, 1.0) for column, _, _ in parts], 1, 1)
             for place, group in enumerate(odd):
                 for axes in self.allowed(group):
@@ -171,13 +180,26 @@ class Solver:
             for axis in mesh.all_axes:
                 mine = [(column, 1.0) for column, _, axes in parts if axis in axes]
                 self.rows.add(mine + [(column, -value) for column, value in self.cover(even, axis)], -np.inf, 0)
+        if self.limit_bytes is not None:
+            most = max((value for _, value in held_by), default=1.0) or 1.0  # rows of like size keep the solver exact
+            left = self.limit_bytes - self.held[frozenset()]
+            self.rows.add([(column, value / most) for column, value in held_by if value], -np.inf, left / most)
+
+    def held_bytes(self, choice: Choice) -> float:
+        """Weights and caches of the rank with most of each under a choice."""
+        return sum(
+            nbytes * math.prod(self.share(group, choice.get(group, ())) for group in groups)
+            for groups, nbytes in self.held.items()
+        )
 
     def _collectives(self) -> None:
         tp = self.problem.mesh.tp
         for groups, count in self.problem.reductions.items():
-            starts = self.problem.reduction_weights[groups] * self.saving(groups)
+            starts = self.problem.reduction_weights[groups] * self.saving(groups) if self.prices.relative else count
             price = self.prices.all_reduce(starts, self.sent(self.problem.reduced_bytes[groups]), tp)
-            if groups <= self.problem.lookups:  # the tie towards vocabulary-parallel embeddings
+            if (
+                self.prices.relative and groups <= self.problem.lookups
+            ):  # the tie towards vocabulary-parallel embeddings
                 price = 0.5 * self.prices.all_gather(count, self.sent(self.problem.reduced_bytes[groups]), tp)
             self._switch(groups, price)
         for groups, count in self.problem.gathers.items():
@@ -189,7 +211,7 @@ class Solver:
 
     def sent(self, nbytes: int) -> float:
         """The bytes of collectives as they count."""
-        return self.problem.byte_share * nbytes
+        return self.problem.byte_share * nbytes if self.prices.relative else nbytes
 
     def _switch(self, groups: frozenset[int], price: float) -> None:
         """A variable that is 1 if any of the groups is cut."""

@@ -1,4 +1,4 @@
-"""Values made of shapes, cuts and vectors of ones, in the forms that TensorRT takes; what ranks exchange as well."""
+"""Cuts, unit matrices, and truth values in the forms that TensorRT takes."""
 
 from __future__ import annotations
 
@@ -50,3 +50,13 @@ def collective(site: Site) -> str | None:
         )
     )
     return site.cast(moved, "bool")
+
+
+@lowering("", "ReduceMax", "ReduceMin")
+def any_or_all(site: Site) -> str | None:
+    """Of truth values: any or all of them, as numbers."""
+    if site.types.dtype(site.input(0)) != "bool":
+        return None
+    attributes = {entry.name: site.attribute(entry.name) for entry in site.node.attribute}
+    given = [site.cast(site.input(0), "int32"), *site.node.input[1:]]
+    return site.cast(site.emit(site.node.op_type, given, **attributes), "bool")

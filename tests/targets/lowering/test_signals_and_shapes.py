@@ -23,6 +23,10 @@ SAMPLES = [
     ),
     *(sample for sample in joins.SAMPLES if str(sample) == "Slice no axes"),
     *(
+        Sample(op, f"(bool[b, s, 4] x) => (bool[] y) <int64[1] axis = {{1}}> {{ y = {op}(x, axis) }}")
+        for op in ("ReduceMax", "ReduceMin")
+    ),
+    *(
         Sample("EyeLike", f"(float[b, s] x) => ({kind}[] y) {{ y = EyeLike<k = {k}{more}>(x) }}", note=f"{kind} {k}")
         for kind, k, more in (("float", 0, ""), ("int64", -1, ", dtype = 7"))
     ),

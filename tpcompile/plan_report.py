@@ -90,7 +90,10 @@ def _print_totals(console: Console, found: Estimate) -> None:
         f"({step.communication_share:.0%})"
     )
     if found.tp > 1:
-        console.print(f"one device: {time_text(found.alone.total)}, so {found.speedup:.1f} times as fast\n")
+        console.print(f"one device: {time_text(found.alone.total)}, so {found.speedup:.1f} times as fast")
+        if found.speedup < 1 and found.cuts:
+            console.print("too small to gain from these ranks: --objective latency would leave it whole")
+        console.print()
     else:
         console.print()
 

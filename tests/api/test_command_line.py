@@ -201,13 +201,18 @@ def test_what_is_printed_for_people(
     monkeypatch.setenv("COLUMNS", "100")
     assert main(["plan", str(source), "--tp", "2"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "m.onnx on 2 ranks: 15.9 kB of weights, 8.0 kB on the largest rank (50%)"
-    assert lines[1] == "3 AllReduce and 1 AllGather a run"
-    assert lines[3].split() == ["cut", "size", "parts", "saves", "a", "rank", "causes"]
-    assert [line.split()[0] for line in lines[4:7]] == ["up0[1]", "head[1]", "table[0]"]
+    assert lines[0] == "m.onnx on 2 ranks"
+    assert lines[2].split() == ["a", "rank", "one", "device"]
+    assert lines[3].split() == ["weights", "8.0", "kB", "15.9", "kB", "50%"]
+    assert any(line.startswith("3 AllReduce and 1 AllGather a step, 1 AllReduce a layer; ") for line in lines)
+    assert any(line.startswith("8 × H100 SXM5 80 GB, NVLink 4, at ") for line in lines)
+    cut = next(index for index, line in enumerate(lines) if line.startswith("cut "))
+    assert lines[cut].split() == ["cut", "size", "parts", "saves", "a", "rank", "causes"]
+    assert "too small to gain from these ranks: --objective latency would leave it whole" in lines[cut - 2]
+    assert [line.split()[0] for line in lines[cut + 1 : cut + 4]] == ["up0[1]", "head[1]", "table[0]"]
     assert main(["plan", str(source), "--tp", "2", "--pin", "*=whole"]) == 0
     text = capsys.readouterr().out
-    assert "(100%)" in text and "saves a rank" not in text
+    assert "weights                    15.9 kB     15.9 kB  100%" in text and "saves a rank" not in text
     assert "note: the pins leave nothing worth cutting: every rank runs the whole model" in text
 
 

@@ -98,6 +98,21 @@ SAMPLES = [
     ),
     Sample(
         "QuantizeLinear",
+        """(float[b, 4] x, int64[b] i) => (bool[] y, float[] d) <float s, uint8 z, uint8 p, uint8[6, 2, 2] w,
+        int64[2] shape = {6, 4}> {
+            q = QuantizeLinear(x, s, z)
+            y = Equal(q, p)
+            r = Reshape(w, shape)
+            g = Gather(r, i)
+            c = Max(g, q)
+            d = DequantizeLinear(c, s, z)
+        }""",
+        note="compared with a number, and with a table in another shape",
+        opset=13,
+        values=SCALES | {"i": (0, 6), "p": (3, 9), "z": (3, 9), "s": (0.5, 0.6)},
+    ),
+    Sample(
+        "QuantizeLinear",
         """(float[b, s] x) => (float[] y) <float s, uint8 z> {
             q = Cast<to = 2>(x)
             r = QuantizeLinear(x, s, z)

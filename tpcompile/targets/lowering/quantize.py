@@ -36,7 +36,7 @@ def quantize(site: Site) -> str | None:
 def dequantize(site: Site) -> str | None:
     """(x - zero point) · scale; stored weights keep their bits."""
     x, kind = site.input(0), site.dtype(site.input(0))
-    if symmetric(site.node, site.types, site.store) and x not in site.floats:
+    if symmetric(site.node, site.types, site.store) and (x not in site.floats or site.is_stored(x)):
         return None
     if site.is_stored(x) and kind in ("int8", "uint8", "int4", "uint4") and _is_weight(site, x):
         return _weight(site, x, kind)

@@ -9,17 +9,18 @@ import numpy as np
 from tpcompile.graph.tensors import numpy_dtype
 from tpcompile.targets.lowering.registry import NotLowered, lowering
 from tpcompile.targets.lowering.site import Site
+from tpcompile.targets.lowering.whole_numbers import move
 
 REDUCTIONS = {"add": ("ReduceSum", "Add"), "mul": ("ReduceProd", "Mul"), "max": ("ReduceMax", "Max"),
               "min": ("ReduceMin", "Min")}  # fmt: skip
 
 
 @lowering("", "ScatterElements")
-def scatter_elements(site: Site) -> str | None:
+def scatter_elements(site: Site) -> list[str | None] | str | None:
     """Along the axis, element i is reduced with the updates [..., J] whose index is i: a mask of [..., J, I]."""
     kind = site.attribute("reduction", "none")
     if kind == "none":
-        return None
+        return move(site)
     x, ids, updates = site.input(0), site.input(1), site.input(2)
     rank = site.rank(x)
     axis = site.attribute("axis", 0) % rank
@@ -37,11 +38,11 @@ def scatter_elements(site: Site) -> str | None:
 
 
 @lowering("", "ScatterND")
-def scatter_nd(site: Site) -> str | None:
+def scatter_nd(site: Site) -> list[str | None] | str | None:
     """The axes that are indexed become one of I places; updates are J rows: a mask of [J, I] times them."""
     kind = site.attribute("reduction", "none")
     if kind == "none":
-        return None
+        return move(site)
     x, ids, updates = site.input(0), site.input(1), site.input(2)
     if kind != "add" or not site.dtype(x).startswith("float"):
         raise NotLowered(f"it does not add floats: {kind} of {site.dtype(x)}")

@@ -35,8 +35,7 @@ MOVES = frozenset(
 QUANTISED = frozenset(
     ("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "MatMulInteger", "ConvInteger", "QLinearMatMul",
      "QLinearConv", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QAttention", "QLinearAdd", "QLinearMul",
-     "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearGlobalAveragePool", "QLinearConcat",
-     "QLinearAveragePool")
+     "QLinearSigmoid", "QLinearLeakyRelu", "QLinearSoftmax", "QLinearGlobalAveragePool", "QLinearConcat")
 )  # fmt: skip
 """What is lowered to computation with float32."""
 FEW = 1024
@@ -81,7 +80,7 @@ def symmetric(node: NodeProto, types: ValueTypes, store: Store) -> bool:
 
 def numbers(site: Site, name: str) -> str:
     """The numbers of a value of a narrow type, as float32."""
-    if name in site.floats:
+    if name in site.floats and not site.is_stored(name):
         return name
     kind = site.dtype(name)
     if not site.is_stored(name):
@@ -125,7 +124,7 @@ def quantised(site: Site, x: str, zero: str | None, kind: str) -> str:
 
 def move(site: Site) -> list[str | None] | None:
     """A node that moves numbers held as float32, its stored operands alike; None where that is what it does already."""
-    if not any(output in site.floats for output in site.node.output):
+    if not site.floats & {*site.node.input, *site.node.output}:
         return None
     given = [
         numbers(site, name) if name and site.is_stored(name) and site.dtype(name) in NARROW else name

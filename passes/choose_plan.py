@@ -36,7 +36,12 @@ class ChoosePlan:
     def run(self, work: Compilation) -> str:
         request = work.request
         problem = work.problem = build_problem(
-            work.analysis, Mesh(request.tp), work.cut_doors, nominal_sizes(work), nominal_sizes(work, PROMPT)
+            work.analysis,
+            Mesh(request.tp),
+            work.cut_doors,
+            nominal_sizes(work),
+            nominal_sizes(work, PROMPT),
+            wide=request.reduce_dtype == "float32",
         )
         work.topology = find_topology(request.topology)
         if request.plan is not None:

@@ -15,12 +15,11 @@ from tpcompile.graph.local import LocalSize, LocalWeight
 from tpcompile.graph.program import Sizes, Value
 from tpcompile.graph.tensors import ONNX_DTYPES
 from tpcompile.passes.emit import Emitter
-from tpcompile.plan.uses import item_bytes
+from tpcompile.plan.uses import HALVES, item_bytes
 from tpcompile.weights.ranges import Part, Ranges, ranges_of
 
 Leaves = frozenset[Dim]
 NONE: Leaves = frozenset()
-HALVES = frozenset(("float16", "bfloat16"))
 PADDED = frozenset(("float16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64"))
 """Types for which Pad has kernels; other values repeat their first element."""
 

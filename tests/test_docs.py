@@ -46,6 +46,18 @@ def test_the_page_of_rules_is_what_its_script_writes() -> None:
     assert held == written, "rules or samples have changed: python tools/write_rules_page"
 
 
+def test_the_textbook_case_is_what_is_planned() -> None:
+    written = runpy.run_path(str(ROOT / "tools" / "write_llama_page"))["page"]()
+    held = (ROOT / "docs" / "llama7b.md").read_text(encoding="utf-8")
+    assert held == written, "plans or prices have changed: python tools/write_llama_page"
+    for row in (
+        "| q, k, v | [4096, 12288] | [4096, 6144] | [4096, 3072] | [4096, 1536] | columns | nothing |",
+        "| attention output | [4096, 4096] | [2048, 4096] | [1024, 4096] | [512, 4096] | rows | AllReduce |",
+        "| down | [11008, 4096] | [5504, 4096] | [2752, 4096] | [1376, 4096] | rows | AllReduce |",
+    ):
+        assert row in held
+
+
 def test_every_fault_that_others_met_has_a_test_named_after_it() -> None:
     """`test_b13_…` in tests/faults, or a file of tests that the entry links to."""
     entries = re.findall(

@@ -18,6 +18,7 @@ from tpcompile.dims.dim import Dim, factors, leaves, root
 from tpcompile.dims.flow import PartialFlow, reduced_leaves
 from tpcompile.graph.program import Region, Sizes, Value
 from tpcompile.plan.uses import (
+    HALVES,
     item_bytes,
     largest_stored,
     segments,
@@ -82,6 +83,7 @@ class Problem:
     reductions: dict[frozenset[int], float] = field(default_factory=lambda: defaultdict(float))
     """How many AllReduces a run has if any of the groups is cut; one in a branch of an If counts half."""
     reduced_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
+    """Bytes of what is sent, half precision as float32 where that is what ranks sum it in."""
     reduction_weights: dict[frozenset[int], float] = field(default_factory=lambda: defaultdict(float))
     """The reductions counted by how large their values are, in typical sums of products with weights, from 1 to
     `LARGEST_WEIGHT` each: the many small sums of norms say nothing of what is usual."""
@@ -116,6 +118,8 @@ def build_problem(
     cut_doors: frozenset[Value],
     nominal: Callable[[Sizes], int],
     prompt: Callable[[Sizes], int],
+    *,
+    wide: bool,
 ) -> Problem:
     """Collect classes, savings and collectives.
 
@@ -125,6 +129,7 @@ def build_problem(
         cut_doors: graph inputs and outputs that may stay cut (caches).
         nominal: the value of a size at the sizes the plan is made for.
         prompt: the same where many tokens are computed at once: what grows with their square shows there.
+        wide: whether ranks sum half precision in float32.
     """
     uses = list(weight_uses(analysis))
     places: dict[Dim, list[tuple[Value, int, int]]] = defaultdict(list)
@@ -162,7 +167,7 @@ def build_problem(
                 problem.caches[groups_of(segment)] += round(size * item_bytes(value.dtype))
                 nbytes = round(counted * size * item_bytes(value.dtype))
                 problem.short_caches[groups_of(heads.intersection(segment))] += nbytes
-    _reductions(problem, analysis, groups_of, nominal, prompt)
+    _reductions(problem, analysis, groups_of, nominal, prompt, wide)
     _gathers(problem, analysis, cut_doors, groups_of, nominal)
     _constraints(problem, analysis, groups_of)
     return problem
@@ -218,6 +223,7 @@ def _reductions(
     groups_of: Callable[..., frozenset[int]],
     nominal: Callable[[Sizes], int],
     prompt: Callable[[Sizes], int],
+    wide: bool,
 ) -> None:
     summed = {
         node: frozenset((0,)) if groups_of(reduced_leaves(analysis, node)) else frozenset()
@@ -237,13 +243,14 @@ def _reductions(
             value in analysis.program.outputs or any(node in analysis.relations for node, _ in value.consumers)
         ):
             problem.reductions[groups] += runs(value.region)
-            problem.reduced_bytes[groups] += value_bytes(value, nominal)
+            nbytes = value_bytes(value, nominal) * (2 if wide and value.dtype in HALVES else 1)
+            problem.reduced_bytes[groups] += nbytes
             found.append((groups, value_bytes(value, prompt), runs(value.region)))
             for node in flow.sources[value]:  # rows of rotary tables are narrow and many: they say nothing of layers
                 read = largest_stored(node)
                 if read and (analysis.relations[node].lookup is None or read >= problem.mean_product_bytes):
                     of_products.append(found[-1][1])
-                    sent.append(value_bytes(value, nominal))
+                    sent.append(nbytes)
                     break
     for node, relation in analysis.relations.items():
         if relation.ranged:  # two numbers: the ends of the range

@@ -12,6 +12,8 @@ from tpcompile.dims.dim import Dim, leaves, root
 from tpcompile.graph.program import Node, Sizes, Value
 
 PICKING = ("Gather", "GatherND")
+HALVES = frozenset(("float16", "bfloat16"))
+"""Types that ranks may sum in float32."""
 
 
 def item_bytes(dtype: str | None) -> float:

@@ -233,3 +233,12 @@ def test_layers_of_a_collective_come_in_order(tmp_path: Path) -> None:
     model = bundle.rank_model(0)
     assert names == [node.name for node in model.graph.node if node.op_type == "DistCollective"]
     assert Counter(names).most_common(1)[0][1] == 1
+
+
+def test_a_boundary_around_a_collective_of_an_input(tmp_path: Path) -> None:
+    """What the caller gives is a tensor of its own: TensorRT refuses to build where it is marked."""
+    nodes = [make_collective("all_reduce", "x", "r", nb_rank=2, reduce_op="sum", name="c"),
+             helper.make_node("Relu", ["r"], ["y"])]  # fmt: skip
+    network = parsed(saved(tmp_path / "m.onnx", nodes))
+    network.keep_collectives_apart()
+    assert network.build([Candidate((), 8)]).engine is not None

@@ -153,8 +153,9 @@ class Network:
         changes. A cast there and back would do the same only where another type is at hand that loses nothing.
         """
         for layer in self._collective_layers():
-            self.network.mark_debug(layer.get_input(0))
-            self.network.mark_debug(layer.get_output(0))
+            for tensor in (layer.get_input(0), layer.get_output(0)):
+                if not tensor.is_network_input:  # it stands by itself already, and cannot be marked
+                    self.network.mark_debug(tensor)
 
     def build(self, candidates: Iterable[Candidate], cache: TimingCache | None = None) -> Built:
         """The engine for the first candidate that the model has room for; for the very first, if for none.

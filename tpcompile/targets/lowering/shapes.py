@@ -13,8 +13,9 @@ def cut_out(site: Site) -> list[str | None] | str | None:
     """Without axes, the first ones are meant, also where there are fewer ends than axes."""
     if len(site.node.input) < 3 or site.has(3):
         return move(site)
-    count = site.size(site.input(1), 0)
-    if site.types.shape(site.input(0)) is None or count == site.rank(site.input(0)):
+    axes_of, ends = site.types.shape(site.input(0)), site.types.shape(site.input(1))
+    count = ends[0] if ends else None
+    if axes_of is None or count is None or count == len(axes_of):
         return move(site)
     axes = site.integers(*range(count))
     return site.emit("Slice", [*site.node.input[:3], axes, site.input(4) if site.has(4) else None])

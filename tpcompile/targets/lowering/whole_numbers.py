@@ -28,8 +28,7 @@ NARROW = {
 MOVES = frozenset(
     ("Reshape", "Transpose", "Flatten", "Squeeze", "Unsqueeze", "Concat", "Split", "Slice", "Gather", "Expand", "Tile",
      "Identity", "MaxPool", "Pad", "Where", "Max", "Min", "If", "DistCollective", "GatherND", "GatherElements",
-     "DepthToSpace", "SpaceToDepth", "Shape", "Size", "Cast", "ConstantOfShape", "Resize", "ScatterND", "Equal",
-     "ScatterElements", "Relu", "Clip")
+     "DepthToSpace", "SpaceToDepth", "Shape", "Size", "Cast", "ScatterND", "ScatterElements", "Equal", "Relu", "Clip")
 )  # fmt: skip
 """What does the same on float32."""
 QUANTISED = frozenset(

@@ -207,7 +207,13 @@ def cell(result: Result | None) -> str:
 
 def shortened(why: str) -> str:
     """A reason in a table's cell: its code, the operator, the beginning of what was said."""
-    text = why.replace("|", "/").replace("TensorRT does not take it: ", "").replace("TensorRT builds no engine: ", "")
+    text = (
+        why.replace("|", "/")
+        .replace("<", "‹")
+        .replace(">", "›")
+        .replace("TensorRT does not take it: ", "")
+        .replace("TensorRT builds no engine: ", "")
+    )
     text = text.partition(". Export the model")[0].partition(". This is a crash")[0]
     return text if len(text) <= SHOWN else text[: SHOWN - 1] + "…"
 

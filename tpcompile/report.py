@@ -86,7 +86,7 @@ def print_bundle(bundle: Bundle) -> None:
     spoken = ", ".join(f"{count} {SPOKEN[op]}" for op, count in calls.most_common()) or "no collectives"
     console.print(f"[bold]{escape(str(bundle.folder))}[/]  {ranks} rank{'s' if ranks > 1 else ''}, {spoken}")
     for entry in manifest.ranks[:SHOWN]:
-        files = " + ".join(f"{file.file} ({bytes_text(file.bytes)})" for file in entry.files)
+        files = " + ".join(f"{file.file} ({bytes_text(file.bytes)})" for file in entry.data)
         console.print(f"  rank {entry.rank}  {entry.model}" + (f"  {files}" if files else ""))
     if ranks > SHOWN:
         console.print(f"  … and {ranks - SHOWN} more")

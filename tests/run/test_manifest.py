@@ -172,6 +172,16 @@ def test_no_bundle(tmp_path: Path) -> None:
     )
 
 
+def test_a_file_instead_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "model.onnx").write_bytes(b"")
+    with pytest.raises(Refused) as caught:
+        Manifest.read(tmp_path / "model.onnx")
+    assert str(caught.value) == (
+        f"TP451 {tmp_path / 'model.onnx'}: is a file, and a bundle is a folder. "
+        "Give the folder that `tpcompile MODEL --tp N` wrote"
+    )
+
+
 def test_not_json(tmp_path: Path) -> None:
     (tmp_path / "bundle.json").write_text("{")
     with pytest.raises(Refused, match=r"^TP451 .*bundle\.json: cannot be read as JSON \(Expecting"):

@@ -237,6 +237,9 @@ class Manifest:
         except FileNotFoundError:
             raise refuse("TP451", str(folder), f"no {FILE_NAME} in this folder",
                          "Give the folder that `tpcompile MODEL --tp N` wrote") from None  # fmt: skip
+        except NotADirectoryError:
+            raise refuse("TP451", str(folder), "is a file, and a bundle is a folder",
+                         "Give the folder that `tpcompile MODEL --tp N` wrote") from None  # fmt: skip
         except (OSError, ValueError, RecursionError) as error:
             raise refuse("TP451", str(path), f"cannot be read as JSON ({error})", REBUILD) from None
         manifest = _parse(content, str(path))

@@ -34,7 +34,7 @@ def why_no_gpu() -> str | None:
     try:
         from cuda.core import Device
     except ImportError as error:
-        return f"the Python package cuda-core is not installed ({error}): {INSTALL}"
+        return f"the Python packages cuda-core and cuda-bindings cannot be imported ({error}): {INSTALL}"
     try:
         found = Device.get_all_devices()
     except Exception as error:  # no driver, or one that fails: each layer has errors of its own

@@ -148,7 +148,7 @@ def print_contents(bundle: Bundle, weights: Sequence[StoredWeight], console: Con
     )
     ranks = _table("rank", "weights", "model", "files")
     for entry in manifest.ranks:
-        files = ", ".join(f"{file.file} ({bytes_text(file.bytes)})" for file in entry.files)
+        files = ", ".join(f"{file.file} ({bytes_text(file.bytes)})" for file in entry.data)
         read = sum(weight.rank_bytes[entry.rank] for weight in weights)
         ranks.add_row(str(entry.rank), bytes_text(read), escape(entry.model), escape(files))
     console.print(ranks, "")
@@ -183,12 +183,14 @@ def print_contents(bundle: Bundle, weights: Sequence[StoredWeight], console: Con
 
 
 def engine_lines(manifest: Manifest) -> list[str]:
-    """What engines were made with and for, a line for each library and profile."""
+    """What engines were made with and for, in lines of fewer than 80 columns; ranks' files are named alike."""
     lines: dict[str, None] = {}
     for engine in (engine for entry in manifest.ranks for engine in entry.engines):
-        made = f"{engine.library} {engine.version} for compute capability {engine.compute_capability}"
-        lines[f"engines: {made}, {engine.precision}, {engine.collectives} collectives"] = None
+        made_for = f"  for compute capability {engine.compute_capability}, {engine.precision}"
+        lines[f"engines: {engine.library} {engine.version}\n{made_for}, {engine.collectives} collectives"] = None
         if engine is next(held for held in manifest.ranks[0].engines if held.library == engine.library):
+            others = f" and {manifest.world_size - 1} more" if manifest.world_size > 1 else ""
+            lines[f"  in {engine.file} ({bytes_text(engine.bytes)}){others}"] = None
             lines |= dict.fromkeys(f"  for {profile_text(profile)}" for profile in engine.profiles)
     return list(lines)
 

@@ -175,10 +175,8 @@ def compile(
         require_dialect(dialect)
         engines = _engine_request(engine, sizes, profiles, collective_boundary, engine_timeout_s)
     elif profiles or collective_boundary:
-        given = "profiles" if profiles else "collective_boundary"
-        raise refuse(
-            "TP119", given, "it concerns engines, and none is to be built", "Say which engine, or leave it out"
-        )
+        given = "--profile" if profiles else "--collective-boundary"
+        raise refuse("TP119", given, "it concerns engines, and none is to be built", "Add --engine, or leave it out")
     target = Path(out) if out is not None else _default_target(model, tp)
     check_target(target, force)
     source = open_model(

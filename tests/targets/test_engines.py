@@ -326,7 +326,7 @@ def test_profiles_without_an_engine(tmp_path: Path) -> None:
     with pytest.raises(Refused) as caught:
         api.compile(tmp_path / "m.onnx", 2, profiles={"x": ((1,), (1,), (1,))})
     assert str(caught.value) == (
-        "TP119 profiles: it concerns engines, and none is to be built. Say which engine, or leave it out"
+        "TP119 --profile: it concerns engines, and none is to be built. Add --engine, or leave it out"
     )
 
 

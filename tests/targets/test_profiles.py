@@ -178,12 +178,12 @@ def test_words_that_are_no_profile() -> None:
 
 FAULTS = [
     ("labels=1:2:3", "the model has no such input. Its inputs are input_ids, attention_mask, past.0.key"),
-    ("input_ids=1x1:2x2:3", "its three shapes differ in their number of axes. Give batchxseq thrice"),
-    ("input_ids=1:2:3", "gives 1 sizes for an input of 2 axes. Give batchxseq"),
+    ("input_ids=1x1:2x2:3", "its three shapes differ in their number of axes. Give batch x seq thrice"),
+    ("input_ids=1:2:3", "gives 1 sizes for an input of 2 axes. Give batch x seq"),
     ("input_ids=4x1:2x8:4x9",
      "[4, 1], [2, 8], [4, 9] do not ascend. Give the least, the usual and the greatest shape, in this order"),
     ("past.0.key=1x4x0x8:1x4x1x8:1x4x2x8",
-     "gives 4 for axis 1, which always is 6. Give batchx6xpast_seqx8; sizes are those of the whole model"),
+     "gives 4 for axis 1, which always is 6. Give batch x 6 x past_seq x 8; sizes are those of the whole model"),
 ]  # fmt: skip
 
 

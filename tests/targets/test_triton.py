@@ -131,7 +131,7 @@ def test_caches_are_refused_with_the_reason(tmp_path: Path) -> None:
 
 def test_engines_that_are_not_there(tmp_path: Path) -> None:
     bundle = handmade.mlp(tmp_path / "b", 2)[0]
-    remedy = "Build them with `tpcompile engine BUNDLE --engine tensorrt`"
+    remedy = "Build them with `tpcompile engine BUNDLE --engine tensorrt`, or use --backend python"
     assert refusal(bundle, tmp_path / "models") == (
         f"TP741 triton: the bundle has no engines, and Triton's backend loads those of tensorrt. {remedy}"
     )

@@ -130,7 +130,7 @@ def is_dynamic(entry: IOEntry) -> bool:
 
 
 def _wanted(entry: IOEntry) -> str:
-    return "x".join(str(size or "?") for size in entry.shape) or "one value"
+    return " x ".join(str(size or "?") for size in entry.shape) or "one value"
 
 
 def candidates(model: ModelFile, manifest: Manifest, rank: int, wishes: Wishes) -> Iterator[Candidate]:

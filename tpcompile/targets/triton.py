@@ -116,8 +116,9 @@ def _engines(manifest: Manifest, bundle: Path) -> list[EngineEntry]:
     if len(engines) != len(found):
         others = sorted({engine.library for entry in manifest.ranks for engine in entry.engines} - {TENSORRT})
         has = f"only engines of {' and '.join(others)}" if others else "no engines"
-        raise refuse("TP741", "triton", f"the bundle has {has}, and Triton's backend loads those of tensorrt",
-                     "Build them with `tpcompile engine BUNDLE --engine tensorrt`")  # fmt: skip
+        fact = f"the bundle has {has}, and Triton's backend loads those of tensorrt"
+        remedy = "Build them with `tpcompile engine BUNDLE --engine tensorrt`, or use --backend python"
+        raise refuse("TP741", "triton", fact, remedy)
     faults = []
     for rank, engine in enumerate(engines):
         where = f"rank {rank}: {engine.file}"

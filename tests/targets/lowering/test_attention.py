@@ -81,7 +81,8 @@ def test_half_precision(sample: Sample, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sample", "nodes"),
     [
-        ("(float[b,6,s,4] q, float[b,6,t,4] k, float[b,6,t,4] v, float[b,1,s,t] m) { y = Attention(q, k, v, m) }", 1),
+        ("(float[b,6,s,4] q, float[b,6,t,4] k, float[b,6,t,4] v, float[b,1,s,t] m) { y = Attention(q, k, v, m) }", 0),
+        ("(float[b,6,s,4] q, float[b,6,t,4] k, float[b,6,t,4] v) { y = Attention(q, k, v) }", 1),
         ("(float16[b,6,s,4] q, float16[b,2,t,4] k, float16[b,2,t,4] v) { y = Attention(q, k, v) }", 1),
         ("(float16[b,6,s,4] q, float16[b,2,s,4] k, float16[b,2,s,4] v) { y = Attention<is_causal = 1>(q, k, v) }", 1),
         ("(float16[b,6,s,4] q, float16[b,2,t,4] k, float16[b,2,t,4] v, bool[s,t] m) { y = Attention(q, k, v, m) }", 1),
@@ -139,6 +140,44 @@ def test_what_is_left_says_why(attributes: str, operands: str, reason: str, tmp_
         f"<num_heads = 6, {attributes}>({operands})",
     )
     assert list(lower(sample.model(), tmp_path, "lowered.bin").left.values()) == [reason]
+
+
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("kind", ["float", "float16"])
+@pytest.mark.parametrize("form", ["6, s, 4", "s, 24"])
+@pytest.mark.parametrize("mask", ["bool", "infinite", "lowest"])
+def test_a_query_that_sees_no_key_gives_zeros(mask: str, form: str, kind: str, causal: int, tmp_path: Path) -> None:
+    """Padding at the left of a batch; numbers that are none would reach all tokens through the values."""
+    heads = "q_num_heads = 6, kv_num_heads = 6, " if form == "s, 24" else ""
+    operands = ", ".join(f"{kind}[b, {form}] {name}" for name in "qkv")
+    sample = Sample(
+        "Attention",
+        f"({operands}, {'bool' if mask == 'bool' else kind}[b, 1, s, s] m) => ({kind}[] y) "
+        f"{{ y = Attention<{heads}is_causal = {causal}>(q, k, v, m) }}",
+        sizes=SIZES,
+    )
+    feeds = sample.feeds(sample.model())
+    seen = np.ones((2, 1, 3, 3), np.bool_)
+    seen[0, 0, 1], seen[1, 0, :, 0] = False, False
+    away = -np.inf if mask == "infinite" else np.finfo(feeds["q"].dtype).min
+    feeds["m"] = seen if mask == "bool" else np.where(seen, 0.5, away).astype(feeds["q"].dtype)
+    before = run(sample.model(), tmp_path, feeds)
+    assert not (before[0][0, :, 1] if form == "6, s, 4" else before[0][0, 1]).any()
+    after = run(lowered(sample, tmp_path).without_hints(), tmp_path, feeds)
+    assert largest_error(before, after) < (2e-3 if kind == "float16" else 1e-6)
+
+
+CAUSAL = fused(
+    "MultiHeadAttention",
+    "float[b, s, 24] q, float[b, t, 24] k, float[b, t, 30] v, float[1, 1, s, t] a",
+    "<num_heads = 6, unidirectional = 1>(q, k, v, , , a)",
+    sizes=SIZES,
+)
+
+
+@pytest.mark.parametrize("queries", [1, 3])
+def test_the_last_query_sees_all_keys_of_other_tokens(queries: int, tmp_path: Path) -> None:
+    assert error_of(replace(CAUSAL, sizes={**SIZES, "s": queries}), tmp_path) < 1e-6
 
 
 def test_attention_of_packed_sequences_is_left(tmp_path: Path) -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import math
 
-from tpcompile.targets.lowering.attention_parts import HALF, Heads, Scoring, attend, heads_apart, heads_together
+from tpcompile.targets.lowering.attention_parts import (
+    Heads,
+    Scoring,
+    attend,
+    bounded,
+    heads_apart,
+    heads_together,
+    lowest,
+)
 from tpcompile.targets.lowering.registry import NotLowered, lowering
 from tpcompile.targets.lowering.rotary import count_to
 from tpcompile.targets.lowering.site import Site
@@ -16,13 +24,13 @@ PRODUCTS, WEIGHTS = 0, 3
 
 @lowering("", "Attention")
 def attention(site: Site) -> list[str | None] | None:
-    """TensorRT takes it with one output, one kind of mask and no soft cap, and may take it apart where it is told."""
+    """TensorRT takes it with one output and without mask and soft cap, and may take it apart where it is told."""
     if site.attribute("TRT_decomposable"):
         return None
     heads, q, k, v = _sides(site)
     if _taken(site, heads):
         attributes = {entry.name: site.attribute(entry.name) for entry in site.node.attribute}
-        return [site.emit("Attention", list(site.node.input)[:4], **attributes, TRT_decomposable=1)]
+        return [site.emit("Attention", list(site.node.input)[:3], **attributes, TRT_decomposable=1)]
     caches = [k, v]
     before = ""
     if site.has(PAST):
@@ -35,7 +43,7 @@ def attention(site: Site) -> list[str | None] | None:
     mode = site.attribute("qk_matmul_output_mode", 0)
     if site.wants(3) and mode not in (PRODUCTS, WEIGHTS):
         raise NotLowered("scores on the way to weights are an output")
-    added, visible = _masks(site, heads, before)
+    added, visible, seeing = _masks(site, heads, before)
     how = Scoring(
         scale=site.attribute("scale") or 1.0 / math.sqrt(heads.size),
         softcap=site.attribute("softcap", 0.0),
@@ -44,22 +52,19 @@ def attention(site: Site) -> list[str | None] | None:
         queries=site.length(site.input(0), 1 if site.rank(site.input(0)) == 3 else 2),
     )
     found = attend(site, q, caches[0], caches[1], heads, how, tell=site.wants(3))
-    flat = site.rank(site.input(0)) == 3
-    y = heads_together(site, found.y, heads.keys * heads.times * heads.values) if flat else found.y
-    return [y, *caches, (found.products if mode == PRODUCTS else found.weights) or None]
+    y, weights = (_of_seeing(site, seeing, x, heads) for x in (found.y, found.weights))
+    if site.rank(site.input(0)) == 3:
+        y = heads_together(site, y, heads.keys * heads.times * heads.values)
+    return [y, *caches, (found.products if mode == PRODUCTS else weights) or None]
 
 
 def _taken(site: Site, heads: Heads) -> bool:
     """Whether TensorRT's own operator does all that this one does."""
-    more = site.has(PAST) or site.has(LENGTHS) or any(site.wants(index) for index in (1, 2, 3))
+    more = any(map(site.has, (MASK, PAST, LENGTHS))) or any(site.wants(index) for index in (1, 2, 3))
     if more or site.attribute("softcap", 0.0) or heads.size != heads.values:
         return False
-    if site.has(MASK) and (site.dtype(site.input(MASK)) == "bool") and heads.dtype in HALF:
-        return False  # its kernel would look for structure in the mask first
-    if not site.attribute("is_causal", 0):
-        return True
     axis = 1 if site.rank(site.input(0)) == 3 else 2
-    return not site.has(MASK) and site.same_length(site.input(0), axis, site.input(1), axis)
+    return not site.attribute("is_causal", 0) or site.same_length(site.input(0), axis, site.input(1), axis)
 
 
 def _sides(site: Site) -> tuple[Heads, str, str, str]:
@@ -76,10 +81,11 @@ def _sides(site: Site) -> tuple[Heads, str, str, str]:
     return Heads(keys, count // keys, size, values, dtype), q, k, v
 
 
-def _masks(site: Site, heads: Heads, before: str) -> tuple[list[str], str]:
-    """What is added to scores, and which keys are visible ("" for all)."""
+def _masks(site: Site, heads: Heads, before: str) -> tuple[list[str], str, str]:
+    """What is added to scores, which keys are visible ("" for all), and which queries see one at all ("" for all)."""
     added: list[str] = []
     rules: list[str] = []
+    shown: list[str] = []
     flat = site.rank(site.input(0)) == 3
     new = site.length(site.input(1), 1 if flat else 2)
     keys = count_to(site, site.emit("Add", [before, new]) if before else new)  # [t]
@@ -87,7 +93,11 @@ def _masks(site: Site, heads: Heads, before: str) -> tuple[list[str], str]:
         mask = site.input(MASK)
         if site.rank(mask) < 4:
             mask = site.unsqueeze(mask, *range(4 - site.rank(mask)))
-        (rules if site.dtype(site.input(MASK)) == "bool" else added).append(mask)
+        if site.dtype(site.input(MASK)) == "bool":
+            rules.append(mask)
+        else:
+            shown.append(site.emit("Greater", [mask, lowest(site, heads.dtype)]))
+            added.append(bounded(site, mask, heads.dtype))
     if site.attribute("is_causal", 0):
         if site.has(LENGTHS):
             raise NotLowered("causal with keys of different lengths")
@@ -99,7 +109,20 @@ def _masks(site: Site, heads: Heads, before: str) -> tuple[list[str], str]:
     if site.has(LENGTHS):
         counts = site.unsqueeze(site.input(LENGTHS), 1, 2, 3)
         rules.append(site.emit("Less", [keys, counts]))  # [b, 1, 1, t]
-    visible = ""
+    visible = _all_of(site, rules)
+    if not site.has(MASK) and not site.has(LENGTHS):
+        return added, visible, ""
+    counts = site.cast(_all_of(site, [*rules, *shown]), "float32")
+    return added, visible, site.cast(site.reduce("ReduceMax", counts, 3), "bool")
+
+
+def _all_of(site: Site, rules: list[str]) -> str:
+    found = ""
     for rule in rules:
-        visible = site.emit("And", [visible, rule]) if visible else rule
-    return added, visible
+        found = site.emit("And", [found, rule]) if found else rule
+    return found
+
+
+def _of_seeing(site: Site, seeing: str, x: str, heads: Heads) -> str:
+    """`x` [b, h, s, .], zeros for queries that see no key at all."""
+    return site.emit("Where", [seeing, x, site.constant(0, heads.dtype)]) if seeing and x else x

@@ -13,6 +13,7 @@ from tpcompile.targets.lowering.attention_parts import (
     Heads,
     Scoring,
     attend,
+    bounded,
     heads_together,
     written,
 )
@@ -207,7 +208,8 @@ def _keys(site: Site, step: Step, k: str, v: str, heads: Heads) -> Keys:
 
 def _cache_length(site: Site, step: Step, held: str) -> str:
     """A cache written in place keeps its length; one that holds too little grows to all tokens of the longest."""
-    if site.shape(site.input(3))[2] is not None and not site.is_stored(site.input(6)):
+    past, present = site.shape(site.input(3))[2], site.types.shape(site.output(1))
+    if past is not None and (present is None or present[2] == past):
         return held
     if site.is_stored(site.input(6)) or site.follows_shapes(site.input(6)):
         total = site.reshape(site.cast(site.input(6), "int64"), 1)
@@ -248,7 +250,7 @@ def _visible(site: Site, step: Step, positions: str) -> str:
 
 def _bias(site: Site, keys: Keys) -> str:
     """What is added to scores, its columns being positions."""
-    bias = site.input(10)
+    bias = bounded(site, site.input(10), site.dtype(site.input(0)))
     if not site.has(3):
         return bias
     last = site.emit("Sub", [site.length(bias, 3), site.integers(1)])

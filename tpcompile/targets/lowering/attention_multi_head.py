@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpcompile.targets.lowering.attention_parts import (
     Attended,
     Heads,
     Scoring,
     attend,
+    bounded,
     heads_apart,
     heads_together,
     lowest_of,
@@ -41,7 +42,7 @@ class Sides:
     """Queries [b, h, s, d], keys [b, h, t, d], values [b, h, t, d of values]; keys from `filled` on do not count.
 
     `before` keys stand before the first query's own ("" for none); `filled` is "" where all count. These, s and t are
-    of one element.
+    of one element. `own`: new keys are those of the queries' tokens.
     """
 
     q: str
@@ -51,6 +52,7 @@ class Sides:
     keys: str
     before: str = ""
     filled: str = ""
+    own: bool = True
 
 
 @lowering("com.microsoft", "MultiHeadAttention")
@@ -71,9 +73,11 @@ def _attention(site: Site, roles: Roles, beams: Sequence[int]) -> list[str | Non
     heads, dtype = site.attribute("num_heads"), site.dtype(site.input(0))
     (q, k, v), (size, values) = _projections(site, roles.bias, heads)
     queries = site.length(site.input(0), 1)
-    keys = site.length(site.input(1), 2 if site.rank(site.input(1)) == 4 else 1) if site.has(1) else queries
+    axis = 2 if site.has(1) and site.rank(site.input(1)) == 4 else 1
+    keys = site.length(site.input(1), axis) if site.has(1) else queries
+    own = not site.has(1) or site.same_length(site.input(1), axis, site.input(0), 1)
     shape = Heads(heads, 1, size, values, dtype)
-    sides = _with_past(site, roles, Sides(q, k, v, queries, keys), shape)
+    sides = _with_past(site, roles, Sides(q, k, v, queries, keys, own=own), shape)
     found = _attended(site, sides, roles, shape)
     return [heads_together(site, found.y, heads * values), sides.k, sides.v, found.scores or None]
 
@@ -85,7 +89,7 @@ def _attended(site: Site, sides: Sides, roles: Roles, heads: Heads) -> Attended:
     keys = site.unsqueeze(count_to(site, sides.keys), 0)  # [1, t]
     added = _padding(site, roles, keys, heads.dtype)
     if site.has(roles.added):
-        bias = site.input(roles.added)
+        bias = bounded(site, site.input(roles.added), heads.dtype)
         if sides.filled:  # the cache is longer than what is in it
             bias = _columns(site, bias, site.length(bias, 3), keys, axis=3)
         added.append(bias)
@@ -99,10 +103,14 @@ def _seen(site: Site, sides: Sides, keys: str) -> str:
     """Which keys queries see, [1, 1, s or 1, t], "" for all."""
     rules = []
     if site.attribute("unidirectional", 0):
-        queries = count_to(site, sides.queries)
+        queries = steps = count_to(site, sides.queries)
         if sides.before:
             queries = site.emit("Add", [queries, sides.before])
-        rules.append(site.emit("Not", [site.emit("Less", [site.unsqueeze(queries, 1), keys])]))  # [s, t]
+        seen = site.emit("Not", [site.emit("Less", [site.unsqueeze(queries, 1), keys])])  # [s, t]
+        if not sides.own:  # ONNX Runtime lets the last query see all keys
+            last = site.emit("Equal", [steps, site.emit("Sub", [sides.queries, site.integers(1)])])
+            seen = site.emit("Or", [seen, site.unsqueeze(last, 1)])
+        rules.append(seen)
     if sides.filled:
         rules.append(site.emit("Less", [keys, sides.filled]))
     if not rules:
@@ -139,7 +147,7 @@ def _padding(site: Site, roles: Roles, keys: str, dtype: str) -> list[str]:
             kept = _columns(site, kept, site.length(mask, rank - 1), keys, axis=3)
     else:
         raise NotLowered("a mask of all tokens by all tokens")
-    away = max(site.attribute("mask_filter_value", -10000.0), lowest_of(dtype))
+    away = max(site.attribute("mask_filter_value", -10000.0), lowest_of(dtype) / 2)
     return [site.emit("Where", [kept, site.constant(0, dtype), site.constant(away, dtype)])]
 
 
@@ -208,7 +216,7 @@ def _with_past(site: Site, roles: Roles, sides: Sides, heads: Heads) -> Sides:
     held = site.length(site.input(roles.past), 2)
     if not site.has(roles.length):
         k, v = (site.emit("Concat", pair, axis=2) for pair in zip(past, (sides.k, sides.v), strict=True))
-        return Sides(sides.q, k, v, sides.queries, site.emit("Add", [held, sides.keys]), before=held)
+        return replace(sides, k=k, v=v, keys=site.emit("Add", [held, sides.keys]), before=held)
     before = site.reshape(site.cast(site.input(roles.length), "int64"), 1)
     filled = site.emit("Add", [before, sides.keys])
     entries = site.unsqueeze(count_to(site, held), 0)
@@ -220,7 +228,7 @@ def _with_past(site: Site, roles: Roles, sides: Sides, heads: Heads) -> Sides:
     source = site.emit("Expand", [source, batch])
     counts = site.emit("Less", [entries, filled])
     k, v = (written(site, a, b, source, counts, heads)[0] for a, b in zip(past, (sides.k, sides.v), strict=True))
-    return Sides(sides.q, k, v, sides.queries, held, before, filled)
+    return replace(sides, k=k, v=v, keys=held, before=before, filled=filled)
 
 
 @lowering("com.microsoft", "Attention")

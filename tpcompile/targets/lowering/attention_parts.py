@@ -119,6 +119,11 @@ def attend(site: Site, q: str, k: str, v: str, heads: Heads, how: Scoring, *, te
     return Attended(y, *told)
 
 
+def bounded(site: Site, added: str, dtype: str) -> str:
+    """What is added to scores, infinities bounded: sums stay numbers, and keys that nobody sees weigh less still."""
+    return site.emit("Max", [added, site.constant(lowest_of(dtype) / 2, dtype)])
+
+
 def lowest(site: Site, dtype: str) -> str:
     """The lowest number of a type, for scores that must not count: no -inf, whose differences are no numbers."""
     return site.constant(lowest_of(dtype), dtype)

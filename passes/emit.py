@@ -10,6 +10,7 @@ import numpy as np
 from tpcompile.dims.cut import Mesh
 from tpcompile.graph.local import Array, CollectiveCall, Constant, LocalNode, LocalProgram, LocalSize, PerRank
 from tpcompile.graph.program import Region, Value
+from tpcompile.graph.scopes import fresh_name
 from tpcompile.graph.tensors import numpy_dtype
 from tpcompile.targets.collectives import DOMAIN, OP_TYPE
 
@@ -26,12 +27,7 @@ class Emitter:
 
     def name(self, wanted: str) -> str:
         """`wanted`, or the first free `wanted.N`."""
-        found, count = wanted, 0
-        while found in self._taken:
-            count += 1
-            found = f"{wanted}.{count}"
-        self._taken.add(found)
-        return found
+        return fresh_name(wanted, self._taken)
 
     def node(self, op: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         """Append a node of the standard domain with one output, named after it."""

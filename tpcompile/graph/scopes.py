@@ -28,6 +28,26 @@ def defined_names(graph: GraphProto) -> set[str]:
     return names
 
 
+def all_names(graph: GraphProto) -> set[str]:
+    """Every name that stands anywhere in the graph: what is made, stored or read, at any depth."""
+    names = {value.name for value in (*graph.input, *graph.output)} | {tensor.name for tensor in graph.initializer}
+    for node in graph.node:
+        names.update((*node.input, *node.output))
+        for inner in subgraphs(node):
+            names |= all_names(inner)
+    return names
+
+
+def fresh_name(wanted: str, taken: set[str]) -> str:
+    """`wanted`, or the first free `wanted.N`; it is taken from now on."""
+    found, count = wanted, 0
+    while found in taken:
+        count += 1
+        found = f"{wanted}.{count}"
+    taken.add(found)
+    return found
+
+
 def read_names(node: NodeProto) -> list[str]:
     """Every value that a node reads: its operands, then what its subgraphs read from outside."""
     return [*filter(None, node.input), *captured_names(node)]

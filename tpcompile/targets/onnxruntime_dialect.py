@@ -8,7 +8,6 @@ of the ranks, and what nothing here carries, are refused.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +16,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tpcompile.errors import Fault, raise_all
-from tpcompile.graph.scopes import defined_names, subgraphs
+from tpcompile.graph.scopes import all_names, fresh_name, subgraphs
 from tpcompile.graph.tensors import DTYPES, type_name
 from tpcompile.targets.collectives import (
     DOMAIN,
@@ -87,7 +86,7 @@ class _Translation:
     def __init__(self, model: onnx.ModelProto, tp: int) -> None:
         self.main, self.tp = model.graph, tp
         self.opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
-        self.taken = set(_all_names(model.graph))
+        self.taken = all_names(model.graph)
         self.sent: dict[str, Sent] = {}
         self.faults: list[Fault] = []
         self.constants: dict[int, str] = {}
@@ -184,16 +183,4 @@ class _Translation:
 
     def name(self, wanted: str) -> str:
         """`wanted`, or the first free `wanted.N`."""
-        found, count = wanted, 0
-        while found in self.taken:
-            count += 1
-            found = f"{wanted}.{count}"
-        self.taken.add(found)
-        return found
-
-
-def _all_names(graph: onnx.GraphProto) -> Iterator[str]:
-    yield from defined_names(graph)
-    for node in graph.node:
-        for inner in subgraphs(node):
-            yield from _all_names(inner)
+        return fresh_name(wanted, self.taken)

@@ -10,7 +10,7 @@ from pathlib import Path
 import onnx
 
 from tpcompile.graph.contents import ONNX_DOMAINS
-from tpcompile.graph.scopes import read_names, subgraphs
+from tpcompile.graph.scopes import all_names, read_names, subgraphs
 from tpcompile.targets.lowering.opsets import raise_opset
 from tpcompile.targets.lowering.registry import LOWERINGS, NotLowered
 from tpcompile.targets.lowering.site import Emitted, Site, Store, copy_without_weights
@@ -64,7 +64,7 @@ def lower(model: onnx.ModelProto, folder: Path, data_file: str) -> Lowered:
 
 def _store(model: onnx.ModelProto, folder: Path, data_file: str) -> Store:
     stored = {tensor.name: tensor for tensor in model.graph.initializer}
-    return Store(folder, data_file, stored, _all_names(model.graph))
+    return Store(folder, data_file, stored, all_names(model.graph))
 
 
 def _settle(graph: onnx.GraphProto, settled: Mapping[str, int]) -> None:
@@ -166,13 +166,3 @@ def _read(graph: onnx.GraphProto) -> Iterator[str]:
     yield from (value.name for value in graph.output)
     for node in graph.node:
         yield from read_names(node)
-
-
-def _all_names(graph: onnx.GraphProto) -> set[str]:
-    names = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
-    for node in _all_nodes(graph):
-        names.update((*node.input, *node.output))
-        for inner in subgraphs(node):
-            names.update(value.name for value in (*inner.input, *inner.output))
-            names.update(tensor.name for tensor in inner.initializer)
-    return names

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
+from tpcompile.graph.scopes import fresh_name
 from tpcompile.graph.tensors import ONNX_DTYPES, numpy_dtype, stored_bytes, type_name
 from tpcompile.targets.lowering.registry import NotLowered
 from tpcompile.targets.lowering.types import ValueTypes
@@ -37,12 +38,7 @@ class Store:
 
     def name(self, wanted: str) -> str:
         """`wanted`, or the first free `wanted.N`."""
-        found, count = wanted, 0
-        while found in self.taken:
-            count += 1
-            found = f"{wanted}.{count}"
-        self.taken.add(found)
-        return found
+        return fresh_name(wanted, self.taken)
 
     def array(self, name: str) -> Array:
         """The values of a stored tensor; mapped, not read, where they lie in a file and are of whole bytes."""

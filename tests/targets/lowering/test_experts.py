@@ -27,6 +27,14 @@ SAMPLES = [
           activation_beta = 1.0, swiglu_limit = 1.5>(x, r, w, c, v) }""",
         note="clamped, shares of all",
     ),
+    Sample(
+        "com.microsoft.QMoE",
+        """(float[6, 32] x, float[6, 5] r) => (float[] y)
+        <uint8[5, 48, 16] w, float[5, 48] s, uint8[5, 32, 24] v, float[5, 32] t>
+        { y = com.microsoft.QMoE<k = 2, activation_type = "silu">(x, r, w, s, "", v, t) }""",
+        note="shares of the chosen ones, without being told",
+        values={"s": (0.01, 0.03), "t": (0.01, 0.03)},
+    ),
     *(
         Sample(
             "com.microsoft.QMoE",

@@ -134,6 +134,8 @@ def _shares(site: Site, mixing: str | None) -> str:
     count = site.size(router, 1)
     best, chosen = site.emit_several("TopK", [wide, site.integers(site.attribute("k", 1))], 2, axis=-1)
     normalised = bool(site.attribute("normalize_routing_weights", 0))
+    if mixing is None and site.node.op_type == "QMoE":
+        normalised = True  # ONNX Runtime's kernel for CPUs takes the softmax over the chosen ones either way
     if mixing is not None:
         values = site.emit("GatherElements", [site.wide(mixing), chosen], axis=1)
         if normalised:

@@ -7,7 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import tpcompile
 from tests.faults.ranks import Ranks, blocks, model
+from tests.one_graph import session
+from tpcompile.errors import Refused
+from tpcompile.verify.files import open_bundle
+from tpcompile.verify.simulate import Lockstep
 
 TIED = """(int64[B, S] ids) => (float[B, S, {rows}] logits) <float[{rows}, 600] w, float[600] b>
 {{ e = Gather(w, ids) t = Tanh(e) h = Add(t, b) w_t = Transpose <perm = [1, 0]> (w) logits = MatMul(h, w_t) }}"""
@@ -22,6 +27,19 @@ def test_e1_ids_of_other_ranks_are_masked_not_wrapped(dtype: str, tp: int, tmp_p
     ranks = Ranks(model(text), tp, tmp_path, given={"ids": ids}, objective="balanced", pins={"table": "vocab"})
     assert [rows for rows, _ in ranks.shapes("table")] == blocks(8, tp)
     assert ranks.collectives == {"all_reduce": 1}
+
+
+@pytest.mark.parametrize("outside", [8, 9, 100, -9, -10, -100])
+@pytest.mark.parametrize("tp", [2, 3, 5])
+def test_e1_ids_that_no_rank_has_are_refused_as_the_source_refuses_them(tp: int, outside: int, tmp_path: Path) -> None:
+    """A row of zeros in their place would give numbers that look right: more positions than the model was made for."""
+    proto = model("(int64[B, S] ids) => (float[B, S, 35] e) <float[8, 35] table> { e = Gather(table, ids) }")
+    tpcompile.compile(proto, tp, tmp_path / "b", pins={"table": "vocab"})
+    ids = {"ids": np.array([[0, 3, outside], [-1, -8, 7]])}
+    with pytest.raises(Exception, match="out of data bounds"):
+        session(proto.SerializeToString()).run(None, ids)
+    with pytest.raises(Refused, match="out of data bounds"):
+        Lockstep(open_bundle(tmp_path / "b")).run(ids)
 
 
 @pytest.mark.parametrize("tp", [2, 3])

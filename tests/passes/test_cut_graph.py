@@ -94,12 +94,16 @@ def test_a_lookup_in_a_part_of_the_vocabulary_is_masked() -> None:
         "y.local.wrapped = Add(ids, 13)",
         "y.local.negative = Less(ids, 0)",
         "y.local.ids = Where(y.local.negative, y.local.wrapped, ids)",
+        "y.local.known = Less(y.local.ids, 13)",
+        "y.local.other = Where(y.local.known, 0, ids)",
+        "y.local.before = Less(y.local.ids, 0)",
+        "y.local.elsewhere = Where(y.local.before, ids, y.local.other)",
         "y.local.shifted = Sub(y.local.ids, 7)",
         "y.local.below = Less(y.local.shifted, 0)",
         "y.local.inside = Less(y.local.shifted, 6)",
         "y.local.above = Not(y.local.below)",
         "y.local.mine = And(y.local.inside, y.local.above)",
-        "y.local.safe = Where(y.local.mine, y.local.shifted, 0)",
+        "y.local.safe = Where(y.local.mine, y.local.shifted, y.local.elsewhere)",
         "y.local.mask = Unsqueeze(y.local.mine, [2])",
         "y.local.found = Gather(w[6, 6], y.local.safe)",
         "y.local = Where(y.local.mask, y.local.found, 0)",
@@ -118,7 +122,7 @@ def test_a_tied_embedding_is_stored_once() -> None:
     )
     assert found.collectives == [("all_reduce", "h"), ("all_gather", "y")]
     assert [str(part) for weight in found.forced.local.weights for part in weight.parts] == ["[0:35, :]", "[35:70, :]"]
-    assert found.rank(0)[10:16] == [
+    assert found.rank(0)[14:20] == [
         "h.found = Gather(w[35, 60], h.safe)",
         "h = Where(h.mask, h.found, 0)",
         "h.sum = all_reduce(h)",

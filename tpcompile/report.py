@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 import time
 from collections import Counter
@@ -96,7 +97,8 @@ def print_bundle(bundle: Bundle) -> None:
         name, error, limit = max((trial.worst for trial in bundle.report.trials), key=lambda worst: worst[1] / worst[2])
         console.print(f"[green]verified[/]: largest relative error {error:.1e} ({escape(name)}), {limit:.1e} allowed")
     print_notes(console, bundle.warnings)
-    console.print(f"run it: tpcompile run {escape(str(bundle.folder))} --inputs x.npz --outputs y.npz")
+    command = f"tpcompile run {shlex.quote(str(bundle.folder))} --inputs x.npz --outputs y.npz"
+    console.print(f"run it: {escape(command)}", soft_wrap=True)
 
 
 def print_notes(console: Console, notes: Sequence[str]) -> None:

@@ -186,6 +186,14 @@ def test_one_rank_and_no_weights() -> None:
     assert empty.warnings == ["nothing in it can be cut: every rank runs the whole model"]
 
 
+def test_sums_of_nothing_are_planned_as_others() -> None:
+    source = model(
+        """(float[batch, 0, 24] x) => (float[batch, 0, 24] y) <float[24, 96] v, float[96, 24] w>
+        { a = MatMul(x, v)  b = Relu(a)  y = MatMul(b, w) }"""
+    )
+    assert tpcompile.plan(source, 4).plan.cuts_something
+
+
 def test_sums_of_norms_do_not_make_sums_of_products_look_large(tmp_path: Path) -> None:
     """Many small sums stand beside few of products (norms of heads and of layers): attention is cut all the same."""
     norm = "s{i} = Mul({x}, {x})  m{i} = ReduceMean<keepdims = 1>(s{i}, last)  d{i} = Sqrt(m{i})  {y} = Div({x}, d{i})"

@@ -225,6 +225,25 @@ def test_nodes_that_tensorrt_does_not_take_are_told_together(tmp_path: Path) -> 
     ]
 
 
+def test_float64_is_not_taken_for_float32(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = """<ir_version: 10, opset_import: ["": 17]>
+    g (double[batch, 8] x) => (double[batch, 8] y) { a = MatMul(x, v)  b = Relu(a)  y = MatMul(b, w) }"""
+    model = onnx.parser.parse_model(text)
+    rng = np.random.default_rng(3)
+    for name, shape in (("v", (8, 32)), ("w", (32, 8))):
+        model.graph.initializer.append(onnx.numpy_helper.from_array(rng.standard_normal(shape), name))
+    onnx.save(model, tmp_path / "m.onnx")
+    words = [str(tmp_path / "m.onnx"), "--tp", "2", "-o", str(tmp_path / "my b"), "--engine", "tensorrt-rtx"]
+    assert main(words) != 0
+    why = "TensorRT has no float64, and takes it for float32. Cast it to float32 in the model, or run the bundle"
+    told = capsys.readouterr().err
+    assert f"TP707 ranks 0, 1, input x: {why} without an engine" in told
+    assert f"TP707 ranks 0, 1, output y: {why} without an engine" in told
+    assert not (tmp_path / "my b").exists()
+    assert main(words[:-2]) == 0
+    assert f"tpcompile run '{tmp_path / 'my b'}' --inputs" in capsys.readouterr().out
+
+
 def test_layers_of_a_collective_come_in_order(tmp_path: Path) -> None:
     """As in the file: ranks whose collectives stand in different orders wait for each other for ever."""
     bundle = api.compile(zoo.save("llama-odd__legacy", tmp_path / "m.onnx"), 2, tmp_path / "out")

@@ -259,8 +259,9 @@ def _reductions(
             problem.reductions[groups] += runs(node.region)
             problem.reduced_bytes[groups] += 8
             found.append((groups, 8, runs(node.region)))
-    if sent and problem.mean_product_bytes:
-        problem.byte_share = min(1.0, TYPICAL_BYTES_SHARE * problem.mean_product_bytes / statistics.median(sent))
+    if sent and problem.mean_product_bytes:  # what is sent may be empty
+        usual = max(statistics.median(sent), 1)
+        problem.byte_share = min(1.0, TYPICAL_BYTES_SHARE * problem.mean_product_bytes / usual)
     typical = statistics.median(of_products or [nbytes for _, nbytes, _ in found] or [1])
     for groups, nbytes, share in found:
         problem.reduction_weights[groups] += share * min(max(nbytes / max(typical, 1), 1.0), LARGEST_WEIGHT)

@@ -24,7 +24,7 @@ from tpcompile.errors import Fault, Refused
 from tpcompile.targets.collectives import is_collective, read_collective
 from tpcompile.targets.known_sizes import leave_out_single, settle_sizes, weights_precision
 from tpcompile.targets.lowering import lower
-from tpcompile.targets.network import Network, Said, TimingCache, listen
+from tpcompile.targets.network import Network, Said, TimingCache, listen, require_types
 from tpcompile.targets.profiles import Wishes, candidates
 from tpcompile.targets.tensorrt import LIBRARIES, gpu_capability, require_collectives
 from tpcompile.verify.branches import walk
@@ -99,6 +99,7 @@ def build(job: Job, tell: Tell) -> dict[str, Any]:
     manifest = Manifest.read(folder, ranks=[job.rank])
     entry: RankEntry = manifest.ranks[job.rank]
     file = open_rank(folder / entry.model, job.rank)
+    require_types(file.graph)
     settle_sizes(file)
     leave_out_single(file.graph)
     given = tuple({name: _range(shape) for name, shape in profile.items()} for profile in job.profiles)

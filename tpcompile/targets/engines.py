@@ -134,7 +134,7 @@ def _notes(made: Sequence[Made]) -> Iterator[str]:
         most = f"{name} {list(sizes.max)}"
         yield f"the model has no room for longer inputs: engines take at most {most} (see --profile)"
     for misfit in dict.fromkeys(text for rank in made for text in rank.misfits):
-        yield f"the greatest shapes of a profile do not go together: {misfit}"
+        yield f"shapes at the ends of a profile do not go together: {misfit}"
 
 
 def _publish(folder: Path, manifest: Manifest, jobs: Sequence[Job], entries: Sequence[EngineEntry]) -> Manifest:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import onnx
+
 from tpcompile.bundle.manifest import Profile, ShapeRange
 from tpcompile.errors import Fault, Refused, raise_all
 from tpcompile.targets.collectives import Collective
@@ -35,6 +37,21 @@ EARLY = (
 """Phases of a build up to the check of shapes; what comes after them costs time."""
 SHOWN_CHARACTERS = 300
 WITHOUT = "run the bundle without an engine (ONNX Runtime, on GPUs too)"
+
+
+def require_types(graph: onnx.GraphProto) -> None:
+    """Refuse inputs and outputs of a type that the library would take for another without a word.
+
+    Raises:
+        Refused: TP707.
+    """
+    remedy = f"Cast it to float32 in the model, or {WITHOUT}"
+    raise_all(
+        Fault("TP707", f"{what} {value.name}", "TensorRT has no float64, and takes it for float32", remedy)
+        for what, values in (("input", graph.input), ("output", graph.output))
+        for value in values
+        if value.type.tensor_type.elem_type == onnx.TensorProto.DOUBLE
+    )
 
 
 @dataclass

@@ -22,11 +22,14 @@ from tpcompile.bundle.manifest import (
 from tpcompile.bundle.write import require_space
 from tpcompile.graph.local import CollectiveCall, LocalWeight
 from tpcompile.graph.program import Value
+from tpcompile.graph.read import SourceModel
 from tpcompile.graph.to_onnx import INLINE_BYTES, declared_shape, inline_bytes, rank_model
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.planfile import plan_toml
 from tpcompile.plan.uses import item_bytes
 from tpcompile.targets.onnxruntime_dialect import Sent, translate
+from tpcompile.verify.files import open_source
+from tpcompile.verify.inputs import symbol_kinds
 from tpcompile.weights.checksum import edge_checksum
 from tpcompile.weights.layout import Location, WeightJob, stored_bytes
 from tpcompile.weights.source import FileBytes
@@ -107,7 +110,14 @@ def make_manifest(work: Compilation, ranks: tuple[RankEntry, ...], sent: Mapping
             for index, call in enumerate(work.local.collectives)
         ),
         dialect=work.request.dialect,
+        sizes=_fixed_sizes(work.source),
     )
+
+
+def _fixed_sizes(source: SourceModel) -> dict[str, int]:
+    """Symbols of inputs that can only be one number, by the operators that read them."""
+    kinds = symbol_kinds(open_source(source))
+    return {symbol: size for symbol, size in kinds.items() if isinstance(size, int) and size}
 
 
 def _collective(index: int, call: CollectiveCall, sent: Sent | None) -> CollectiveEntry:

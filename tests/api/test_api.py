@@ -167,3 +167,18 @@ def test_calls_that_share_their_name_with_a_folder_stay_calls() -> None:
     assert done.stderr.splitlines()[-1] == (
         "tpcompile.errors.Refused: TP201 no.onnx: there is no such file. Give the path of an .onnx file"
     )
+
+
+def test_a_size_that_only_operators_tell_is_in_the_bundle(tmp_path: Path) -> None:
+    """Some exporters leave the size of a head open in caches; who starts with empty ones must know it."""
+    source = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 21, "com.microsoft" : 1]>
+        g (float[b, s, 8] x, float[b, 2, past_sequence_length, d] past_key,
+           float[b, 2, past_sequence_length, d] past_value, int32[b] last, int32 all)
+        => (float[b, s, 8] y, float[b, 2, t, d] present_key, float[b, 2, t, d] present_value)
+        { q = MatMul(x, w)
+          y, present_key, present_value = com.microsoft.GroupQueryAttention<num_heads = 2, kv_num_heads = 2>
+            (q, x, x, past_key, past_value, last, all) }"""
+    )
+    source.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(8, dtype=np.float32), "w"))
+    assert tpcompile.compile(source, 2, tmp_path / "b").manifest.sizes == {"d": 4}

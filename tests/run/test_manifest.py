@@ -39,7 +39,7 @@ def test_what_is_written_is_read_back(bundle: Path, tmp_path: Path) -> None:
 def test_keys_always_stand_there(bundle: Path) -> None:
     content = json.loads((bundle / "bundle.json").read_text())
     assert list(content) == [
-        "format", "tpcompile", "source", "mesh", "ranks", "inputs", "outputs", "state", "roles", "dialect",
+        "format", "tpcompile", "source", "mesh", "ranks", "inputs", "outputs", "state", "roles", "sizes", "dialect",
         "collectives", "plan",
     ]  # fmt: skip
     assert content["ranks"][0]["engines"] == []

@@ -84,6 +84,11 @@ class Checked:
         inner = self.child(key)
         return {name: inner.text(name) for name in inner.content}
 
+    def integers(self, key: str) -> dict[str, int]:
+        """An object of numbers of at least 1."""
+        inner = self.child(key)
+        return {name: inner.integer(name, low=1) for name in inner.content}
+
     def shape(self, key: str) -> tuple[int | str, ...]:
         found = self._list(key)
         if not all(isinstance(size, str) or (_is_integer(size) and size >= 0) for size in found):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tpcompile.bundle.checked import Checked
+from tpcompile.bundle.contradictions import contradictions
 from tpcompile.errors import refuse
 
 FILE_NAME = "bundle.json"
@@ -174,7 +175,11 @@ class CollectiveEntry:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A whole `bundle.json`; `dialect` is one of `DIALECTS`. Keys this version does not know stay in `extra`."""
+    """A whole `bundle.json`. Keys this version does not know stay in `extra`.
+
+    `dialect` is one of `DIALECTS`; `sizes` are symbols of inputs that the model has only one number for: the size of a
+    head, which some exporters leave open in caches.
+    """
 
     tpcompile: str
     source: SourceFile
@@ -187,6 +192,7 @@ class Manifest:
     roles: Mapping[str, str] = field(default_factory=dict)
     collectives: tuple[CollectiveEntry, ...] = ()
     dialect: str = DIALECTS[0]
+    sizes: Mapping[str, int] = field(default_factory=dict)
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -207,6 +213,7 @@ class Manifest:
             **placed,
             "state": [asdict(pair) for pair in self.state],
             "roles": dict(self.roles),
+            "sizes": dict(self.sizes),
             "dialect": self.dialect,
             "collectives": [asdict(entry) for entry in self.collectives],
             "plan": self.plan,
@@ -293,6 +300,7 @@ def _parse(content: Any, where: str) -> Manifest:
         roles=top.texts("roles"),
         collectives=tuple(_collective(item) for item in top.items("collectives")),
         dialect=top.choice("dialect", DIALECTS) if "dialect" in content else DIALECTS[0],
+        sizes=top.integers("sizes") if "sizes" in content else {},
         extra={key: value for key, value in content.items() if key not in known},
     )
     _check_sense(manifest, where)
@@ -343,55 +351,6 @@ def _collective(item: Checked) -> CollectiveEntry:
 
 def _check_sense(manifest: Manifest, where: str) -> None:
     """Refuse (TP457) a manifest whose parts contradict each other."""
-    found = list(_contradictions(manifest))
+    found = list(contradictions(manifest))
     if found:
         raise refuse("TP457", where, "; ".join(found), REBUILD)
-
-
-def _contradictions(manifest: Manifest) -> Iterable[str]:
-    world = manifest.world_size
-    if [entry.rank for entry in manifest.ranks] != list(range(world)):
-        yield f"lists ranks {[entry.rank for entry in manifest.ranks]} for a world of {world}"
-    for rank in manifest.ranks:
-        yield from _contradictions_of_engines(manifest, rank)
-    for name, entry in [*manifest.inputs.items(), *manifest.outputs.items()]:
-        place = entry.placement
-        if place is None:
-            continue
-        if place.axis >= len(entry.shape):
-            yield f"{name} is cut along axis {place.axis} of {len(entry.shape)}"
-        if len(place.ranges) != manifest.mesh.tp:
-            yield f"{name} has ranges for {len(place.ranges)} ranks, not {manifest.mesh.tp}"
-        if not _covers(place):
-            yield f"the ranges of {name} do not cover its axis {place.axis}"
-    for pair in manifest.state:
-        if pair.input not in manifest.inputs or pair.output not in manifest.outputs:
-            yield f"state {pair.input} -> {pair.output} names no input and output of the model"
-        elif manifest.inputs[pair.input].placement != manifest.outputs[pair.output].placement:
-            yield f"state {pair.input} -> {pair.output} is cut differently at its two ends"
-    for role, name in manifest.roles.items():
-        if name not in manifest.inputs and name not in manifest.outputs:
-            yield f"role {role} names {name}, which is no input or output"
-
-
-def _contradictions_of_engines(manifest: Manifest, rank: RankEntry) -> Iterable[str]:
-    libraries = [engine.library for engine in rank.engines]
-    if len(set(libraries)) != len(libraries):
-        yield f"rank {rank.rank} has several engines of one library"
-    for engine in rank.engines:
-        for name, sizes in ((name, sizes) for profile in engine.profiles for name, sizes in profile.items()):
-            if name not in manifest.inputs:
-                yield f"{engine.file} has a profile of {name}, which is no input"
-            elif not len(sizes.min) == len(sizes.opt) == len(sizes.max):
-                yield f"the profile of {name} in {engine.file} differs in its numbers of axes"
-            elif not all(low <= opt <= high for low, opt, high in zip(sizes.min, sizes.opt, sizes.max, strict=True)):
-                yield f"the profile of {name} in {engine.file} is not in order"
-
-
-def _covers(place: Placement) -> bool:
-    edge = 0
-    for low, high in sorted(part for parts in place.ranges for part in parts):
-        if low > edge:
-            return False
-        edge = max(edge, high)
-    return True

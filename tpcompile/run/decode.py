@@ -113,8 +113,8 @@ def prompt(manifest: Manifest, feeds: Mapping[str, Array]) -> dict[str, Array]:
 
 
 def _sizes(manifest: Manifest, feeds: Mapping[str, Array]) -> dict[str, int]:
-    """What each symbol stands for, as far as the given inputs tell."""
-    return {
+    """What each symbol stands for, as far as the bundle and the given inputs tell."""
+    return dict(manifest.sizes) | {
         symbol: size
         for name, array in feeds.items()
         if name in manifest.inputs

@@ -53,6 +53,9 @@ def load(
         chosen = choose(backend, manifest, world, watchdog, dumps=dump is not None)
     else:
         chosen = Chosen(Backend("given"))
+    if cuda_graphs and chosen.engine is None:
+        raise refuse("TP615", "--cuda-graphs", f"is for engines, and this run has the backend {chosen.backend}",
+                     "Leave it out, or build engines")  # fmt: skip
 
     def model_of_rank() -> RankModel:
         if chosen.engine is not None and chosen.gpu is not None:

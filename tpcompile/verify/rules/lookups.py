@@ -54,12 +54,20 @@ def gather(site: Site) -> list[State]:
 
 
 def _asked(site: Site, size: int, rows: Sequence[Array]) -> Array | None:
-    """The whole indices that the local ones come from: the nearest integer value of that many entries before them."""
+    """The whole indices that the local ones come from, among the integer values before them with as many entries.
+
+    It is the one that ranks answer in most places; of those that are answered alike, the one that is made first.
+    """
+    best, answered = None, 0
     for candidate in site.asked(site.nodes[0].input[1], rows[0].size):
         ids = np.where(candidate < 0, candidate + size, candidate)
-        if ((ids >= 0) & (ids < size)).all() and any((ids.reshape(mine.shape) == mine).any() for mine in rows):
-            return np.asarray(ids.reshape(rows[0].shape))
-    return None
+        if not ((ids >= 0) & (ids < size)).all():
+            continue
+        ids = ids.reshape(rows[0].shape)
+        places = int(np.any([ids == mine for mine in rows], axis=0).sum())
+        if places and places >= answered:
+            best, answered = np.asarray(ids), places
+    return best
 
 
 def gather_nd(site: Site) -> list[State]:

@@ -38,6 +38,14 @@ SAMPLES = [
         for kind in ("int8", "uint8")
     ),
     Sample(
+        "QLinearConv",
+        """(uint8[b, 4, 7, 6] x) => (uint8[] y)
+        <float p, uint8 z, uint8[6, 2, 3, 3] w, float[6] q, uint8[6] o, float r, uint8 n>
+        { y = QLinearConv<group = 2>(x, p, z, w, q, o, r, n) }""",
+        values={"o": (7, 8), "p": (0.01, 0.02), "q": (0.01, 0.02), "r": (0.3, 0.4)},
+        note="a zero point for each channel",
+    ),
+    Sample(
         "MatMulInteger",
         """(uint8[b, 5, 700] x, int8[b, 700, s] w, uint8 z, int8 o) => (int32[] y)
         { y = MatMulInteger(x, w, z, o) }""",

@@ -153,10 +153,11 @@ def _in_parts(site: Site, a: str, b: str, length: int | None, axes: tuple[int, i
 def _convolved(site: Site, x: int, x_zero: int, weight: int, zero: int) -> str:
     """int32 sums of a convolution; channels are summed in as many parts as float32 wants."""
     image, name = centred(site, x, x_zero), site.input(weight)
-    kernel = centred(site, weight, zero)
     if site.has(zero) and site.rank(site.input(zero)) == 1 and site.size(site.input(zero), 0) > 1:
         points = site.reshape(numbers(site, site.input(zero)), -1, *[1] * (site.rank(name) - 1))
         kernel = site.emit("Sub", [numbers(site, name), points])
+    else:
+        kernel = centred(site, weight, zero)
     names = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
     attributes = {each: site.attribute(each) for each in names}
     channels = site.size(name, 1)

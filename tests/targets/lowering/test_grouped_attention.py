@@ -173,11 +173,15 @@ def test_queries_and_keys_are_normed_within_it(packed: bool, tmp_path: Path) -> 
     assert largest_error(expected, run(lowered(within, tmp_path).without_hints(), tmp_path, feeds)) < 1e-6
 
 
-@pytest.mark.parametrize(("past", "present"), [(4, 5), (9, 9)], ids=["grows", "buffer"])
-def test_caches_of_one_length_grow_where_they_hold_too_little(past: int, present: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "past", "present"), [(1, 4, 5), (1, 9, 9), (5, 0, 5)], ids=["grows", "buffer", "empty"]
+)
+def test_caches_of_one_length_grow_where_they_hold_too_little(
+    tokens: int, past: int, present: int, tmp_path: Path
+) -> None:
     sample = of(GROWN[0], "float")
     graph = sample.graph
-    for symbol, size in (("b", 2), ("s", 1), ("t", 5), ("p", past)):
+    for symbol, size in (("b", 2), ("s", tokens), ("t", 5), ("p", past)):
         graph = graph.replace(f"[{symbol},", f"[{size},").replace(f", {symbol}]", f", {size}]")
         graph = graph.replace(f" {symbol},", f" {size},")
     sample = replace(sample, graph=graph, sizes={"hd": 16})

@@ -209,7 +209,7 @@ def _keys(site: Site, step: Step, k: str, v: str, heads: Heads) -> Keys:
 def _cache_length(site: Site, step: Step, held: str) -> str:
     """A cache written in place keeps its length; one that holds too little grows to all tokens of the longest."""
     past, present = site.shape(site.input(3))[2], site.types.shape(site.output(1))
-    if past is not None and (present is None or present[2] == past):
+    if past and (present is None or present[2] == past):  # one of length 0 is no buffer
         return held
     if site.is_stored(site.input(6)) or site.follows_shapes(site.input(6)):
         total = site.reshape(site.cast(site.input(6), "int64"), 1)

@@ -50,6 +50,17 @@ def test_numbers_stay(sample: Sample, tmp_path: Path) -> None:
     assert error_of(sample, tmp_path) < 1e-6
 
 
+def test_nothing_may_be_added(tmp_path: Path) -> None:
+    """As to an expert that no token chose."""
+    sample = Sample(
+        "ScatterND",
+        "(float[b, 5, 3] x, int64[s, 1] i, float[s, 5, 3] u) => (float[] y) "
+        '{ y = ScatterND<reduction = "add">(x, i, u) }',
+        sizes={"b": 4, "s": 0},
+    )
+    assert error_of(sample, tmp_path) == 0
+
+
 def test_tensorrt_builds_it(tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="engines need tensorrt-rtx: pip install 'tpcompile[rtx]'")
     assert build_faults(SAMPLES, tmp_path) == {}

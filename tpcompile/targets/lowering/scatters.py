@@ -56,10 +56,13 @@ def scatter_nd(site: Site) -> list[str | None] | str | None:
         one = _from_front(site, one, dtype, length)
         place = one if place is None else site.emit("Add", [site.emit("Mul", [place, length]), one])
         places = site.emit("Mul", [places, length])
-    rows = site.emit("Concat", [places, site.integers(-1)], axis=0)
+    width = site.integers(1)  # counted: none may be updated
+    for k in range(depth, site.rank(x)):
+        width = site.emit("Mul", [width, site.slice(shape, 0, k, k + 1)])
+    rows = site.emit("Concat", [places, width], axis=0)
     column = site.reshape(place or "", -1, 1)
     hit = site.cast(_hits(site, column, dtype, places), site.dtype(x))
-    values = site.emit("Reshape", [updates, site.emit("Concat", [site.length(column, 0), site.integers(-1)], axis=0)])
+    values = site.emit("Reshape", [updates, site.emit("Concat", [site.length(column, 0), width], axis=0)])
     added = site.emit("MatMul", [site.transpose(hit, 1, 0), values])
     return site.emit("Reshape", [site.emit("Add", [site.emit("Reshape", [x, rows]), added]), shape])
 

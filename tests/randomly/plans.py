@@ -104,7 +104,7 @@ class Subject:
         """Write the bundle of a random plan into an empty folder."""
         work = copy.copy(self.analysed(draw.outputs))
         work.request = Request(draw.tp, outputs=draw.outputs)
-        problem = build_problem(work.analysis, Mesh(draw.tp), work.cut_doors, max, max)
+        problem = build_problem(work.analysis, Mesh(draw.tp), work.cut_doors, max, max, wide=True)
         problem = problem if draw.alike else each_alone(problem)
         choice = CHOOSE[draw.kind](problem, np.random.default_rng(draw.seed))
         work.problem, work.plan = problem, make_plan(problem, choice, "balanced", {})

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 
 from tpcompile.plan.topology import Level, Topology
 
-ALGORITHMS = ("ring", "tree", "hierarchical")
-
 
 @dataclass(frozen=True)
 class Timed:

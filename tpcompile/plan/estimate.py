@@ -130,8 +130,9 @@ def stops_paying(estimates: list[Estimate]) -> str | None:
         gain = more.speedup / fewer.speedup
         if gain < PAYS ** math.log2(more.tp / fewer.tp):
             share = more.step.communication_share
+            most = "one rank does" if fewer.tp == 1 else f"{fewer.tp} ranks do"
             return (
-                f"more than {fewer.tp} ranks do not pay here: {more.tp} are {gain:.2f} times as fast as {fewer.tp}, "
+                f"more than {most} not pay here: {more.tp} are {gain:.2f} times as fast as {fewer.tp}, "
                 f"and {share:.0%} of their time is communication"
             )
     return None

@@ -157,11 +157,16 @@ _DESCRIPTIONS = {
 
 
 def _degrees(text: str) -> list[int]:
+    """ "1,2,4" as numbers of ranks."""
+    if not all(part.isdecimal() for part in text.split(",")):
+        raise argparse.ArgumentTypeError(f"'{text}' is no list of numbers of ranks, such as 1,2,4")
     return [int(part) for part in text.split(",")]
 
 
 def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """The arguments that compile and plan share; `several` degrees may be compared."""
+    from tpcompile.plan.topology import DEFAULT
+
     parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file")
     degree = "degree of tensor parallelism: how many ranks"
     if several:
@@ -178,9 +183,9 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
     )
     parser.add_argument(
         "--topology",
-        default="h100x8",
+        default=DEFAULT,
         metavar="NAME|FILE",
-        help="the machine that times are told for, and that `latency` plans for (default: h100x8)",
+        help=f"the machine that times are told for, and that `latency` plans for (default: {DEFAULT})",
     )
     parser.add_argument("--memory-per-rank", metavar="24GB", help="what weights, caches and activations may take")
     parser.add_argument(

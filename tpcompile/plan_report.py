@@ -12,7 +12,7 @@ from rich.markup import escape
 from tpcompile.passes.choose_plan import nominal_sizes, symbol_values
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.estimate import Estimate, estimate, stops_paying
-from tpcompile.plan.explain import bytes_text, holding
+from tpcompile.plan.explain import Holding, bytes_text, holding
 from tpcompile.plan.step_time import StepTime
 from tpcompile.report import SHOWN, SPOKEN, name_of, print_groups, print_notes, shortened, table
 
@@ -20,10 +20,15 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 
-def estimate_of(work: Compilation) -> Estimate:
-    """What a plan comes to on its request's topology, at its request's sizes."""
+def holding_of(work: Compilation) -> Holding:
+    """What each rank holds of the weights under a plan."""
+    return holding(work.analysis, work.problem, work.plan.cut)
+
+
+def estimate_of(work: Compilation, held: Holding | None = None) -> Estimate:
+    """What a plan comes to on its request's topology, at its request's sizes; `held` where it is known already."""
     values = symbol_values(work)
-    held = holding(work.analysis, work.problem, work.plan.cut)
+    held = held or holding_of(work)
     tokens = next((value for value in work.program.inputs if value.name == work.roles.get("tokens")), None)
     nominal = nominal_sizes(work)
     count = math.prod(nominal(sizes) for sizes in tokens.sizes or ()) if tokens is not None else 1
@@ -36,7 +41,8 @@ def print_plan(work: Compilation) -> None:
     from rich.console import Console
 
     console = Console(highlight=False)
-    held, plan, found = holding(work.analysis, work.problem, work.plan.cut), work.plan, estimate_of(work)
+    held, plan = holding_of(work), work.plan
+    found = estimate_of(work, held)
     console.print(f"[bold]{escape(work.source.file)}[/] on {plan.mesh.tp} ranks\n")
     _print_totals(console, found)
     if plan.cuts_something:
@@ -146,14 +152,14 @@ def collective_counts(work: Compilation) -> dict[str, int]:
 
 def plan_json(work: Compilation) -> dict[str, Any]:
     """The plan for machines."""
-    held = holding(work.analysis, work.problem, work.plan.cut)
+    held = holding_of(work)
     return {
         "source": {"file": work.source.file, "bytes": work.source.nbytes},
         "tp": work.plan.mesh.tp,
         "objective": work.plan.objective,
         "weights": {"source_bytes": held.source_bytes, "rank_bytes": list(held.rank_bytes)},
         "collectives": collective_counts(work),
-        "estimate": _estimate_json(estimate_of(work)),
+        "estimate": _estimate_json(estimate_of(work, held)),
         "dimensions": [asdict(group) for group in work.plan.groups],
         "whole": [asdict(found) for found in held.whole],
         "state": [

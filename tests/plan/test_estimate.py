@@ -119,6 +119,14 @@ def test_the_command_compares_degrees(tmp_path: Path, boards: str, capsys: pytes
     assert "2 ranks are all that this machine has" in shown
 
 
+def test_what_is_no_list_of_degrees(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "m.onnx", "--tp", "1,two"]) == 2
+    assert capsys.readouterr().err == (
+        "TP100 tpcompile plan: argument --tp: '1,two' is no list of numbers of ranks, such as 1,2,4. "
+        "Run `tpcompile plan --help`\n"
+    )
+
+
 def test_machines_get_the_same_numbers(boards: str) -> None:
     work = tpcompile.plan(model(MLP), 2, sizes={"batch": 5}, topology=boards)
     told, found = plan_json(work)["estimate"], estimate_of(work)

@@ -113,6 +113,8 @@ class StepEntry:
         cut: what it computes of the whole: "column", "row", "vocab", "expert" where it reads a cut weight, "cut" where
             it works on a part all the same, "whole" where every rank does all of it; "" for collectives.
         weights: names of the stored tensors it reads.
+        reads: the entries that make what it reads, by their places in `PlanSummary.step`, in order, each once. A
+            collective reads what is sent, and who needs its result reads the collective.
     """
 
     name: str
@@ -123,6 +125,7 @@ class StepEntry:
     layer: int
     cut: str
     weights: tuple[str, ...]
+    reads: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 
 from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.dim import Dim, leaves
-from tpcompile.dims.relation import Relation
 from tpcompile.errors import Fault, raise_all, refuse
 from tpcompile.graph.program import Node, Value
 from tpcompile.plan.cost import Prices
 from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.problem import Problem
+from tpcompile.plan.roles import axis_roles
 from tpcompile.plan.solve import Choice, Solver, Wish
 from tpcompile.plan.uses import terms, uncut_leaves, weight_uses
 
 NO_WEIGHTS = "the model has no weights"
-SEEN_THROUGH = ("Transpose", "Cast", "Identity", "DequantizeLinear", "Reshape", "Unsqueeze", "Squeeze")
 
 
 def pin_wishes(analysis: Analysis, problem: Problem, pins: Sequence[tuple[str, str]]) -> list[Wish]:
@@ -62,7 +61,7 @@ def _wishes_of(
 
     if kind == "whole":
         return [Wish(label, (groups(leaf for dim in axes for leaf in leaves(dim)),), False)]
-    roles = _roles(analysis, axes, nodes)
+    roles = axis_roles(analysis, axes, nodes)
     if kind not in roles:
         fact = f"{value.name} {[dim.size for dim in axes]} has no such axis (its axes are {', '.join(roles)})"
         return Fault(
@@ -77,50 +76,6 @@ def _wishes_of(
         why = reasons[0] if reasons else "it stands in no dimension that can be cut"
         return Fault("TP104", label, f"{value.name} cannot be cut so: {why}", "Leave the pin out")
     return wishes
-
-
-def _roles(analysis: Analysis, axes: Sequence[Dim], nodes: Sequence[Node]) -> list[str]:
-    """What each axis of a weight is to its readers.
-
-    The outermost of three or more is that of experts where indices pick of it, or a product keeps it beside another.
-    """
-    found = [_role(analysis, dim, nodes) for dim in axes]
-    if len(axes) < 3 or found[0] == "row":
-        return found
-    for node in _readers(nodes):
-        relation = analysis.relations.get(node)
-        kept = [_kept(relation, dim) for dim in axes] if relation is not None else []
-        picked = any(kept) and not kept[0]
-        if picked or (relation is not None and relation.reduced and kept[0] and sum(kept) > 1):
-            found[0] = "expert"
-    return found
-
-
-def _kept(relation: Relation, dim: Dim) -> bool:
-    """Whether an axis stands in what a node makes."""
-    made = {leaf for axes in relation.outputs for axis in axes or () for leaf in leaves(axis)}
-    return not made.isdisjoint(leaf for leaf in leaves(dim) if not leaf.unit)
-
-
-def _role(analysis: Analysis, dim: Dim, nodes: Sequence[Node]) -> str:
-    """What an axis of a weight is to its readers: summed over (row), looked up (vocab), or kept (column)."""
-    inside = set(leaves(dim))
-    for node in _readers(nodes):
-        relation = analysis.relations.get(node)
-        for reduced in relation.reduced if relation else ():
-            if inside.intersection(leaves(reduced.dim)):
-                return "vocab" if relation is not None and relation.lookup is not None else "row"
-    return "column"
-
-
-def _readers(nodes: Sequence[Node]) -> Iterator[Node]:
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        yield node
-        if node.op in SEEN_THROUGH:
-            outputs: list[Value] = [value for value in node.outputs if value is not None]
-            todo += [reader for value in outputs for reader, _ in value.consumers]
 
 
 def solve_with(solver: Solver, wishes: Sequence[Wish]) -> tuple[Choice, float]:

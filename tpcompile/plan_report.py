@@ -11,6 +11,7 @@ from rich.markup import escape
 
 from tpcompile.passes.choose_plan import nominal_sizes, symbol_values
 from tpcompile.passes.compilation import Compilation
+from tpcompile.plan.collectives import counted
 from tpcompile.plan.estimate import Estimate, estimate, stops_paying
 from tpcompile.plan.explain import Holding, bytes_text, holding
 from tpcompile.plan.step_time import StepTime
@@ -142,12 +143,7 @@ def time_text(us: float) -> str:
 
 def collective_counts(work: Compilation) -> dict[str, int]:
     """AllReduces and AllGathers of a run under the plan, as the planner counts them."""
-    cut = {work.problem.group_of[leaf] for leaf in work.plan.cut.axes}
-    at_doors = sum(count for pair, count in work.problem.door_gathers.items() if cut.issuperset(pair))
-    return {
-        "all_reduce": math.ceil(sum(count for key, count in work.problem.reductions.items() if key & cut)),
-        "all_gather": at_doors + math.ceil(sum(count for key, count in work.problem.gathers.items() if key & cut)),
-    }
+    return counted(work.problem, {work.problem.group_of[leaf] for leaf in work.plan.cut.axes})
 
 
 def plan_json(work: Compilation) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def test_a_step_by_hand(boards: str) -> None:
     assert found.rank.weights == 2 * 64 * 4000 * 4 / 2
     assert found.whole.weights == 2 * 64 * 4000 * 4
     assert found.rank.activations == 2 * 5 * 2000 * 4  # a and b; x is not needed any more, y not yet there
-    assert found.collectives == {"all_reduce": 1}
+    assert found.collectives == {"all_reduce": 1, "all_gather": 0}
     # products read x, half of the weights, and write: bound by memory at 100 kB a µs
     up = (5 * 64 + 64 * 2000 + 5 * 2000) * 4 / 1e5
     relu = 2 * 5 * 2000 * 4 / 1e5

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.cut import Cut, Mesh
 from tpcompile.graph.program import Sizes
+from tpcompile.plan.collectives import counted
 from tpcompile.plan.explain import Holding
 from tpcompile.plan.plan import Plan
 from tpcompile.plan.problem import Problem
@@ -85,10 +85,8 @@ def estimate(
 ) -> Estimate:
     """What a plan comes to; `problem` was built at the sizes that `nominal` gives symbols, which are `sizes`."""
     cut, uncut = plan.cut, Cut(Mesh(1), {})
-    calls = calls_of(problem, cut, topology)
-    counts: Counter[str] = Counter()
-    for call in calls:
-        counts[call.op] += math.ceil(call.count)
+    calls = calls_of(problem, cut, topology).values()
+    counts = counted(problem, {problem.group_of[leaf] for leaf in cut.axes})
     return Estimate(
         topology,
         plan.mesh.tp,

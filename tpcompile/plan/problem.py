@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import itertools
 import math
-import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.dims.analysis import Analysis, product_related
 from tpcompile.dims.cut import Mesh
-from tpcompile.dims.dim import Dim, factors, leaves, root
-from tpcompile.dims.flow import PartialFlow, reduced_leaves
-from tpcompile.graph.program import Region, Sizes, Value
+from tpcompile.dims.dim import Dim, leaves, root
+from tpcompile.dims.flow import reduced_leaves
+from tpcompile.graph.program import Sizes, Value
+from tpcompile.plan.collectives import Site, add_gathers, add_reductions
 from tpcompile.plan.uses import (
-    HALVES,
     item_bytes,
     largest_stored,
     segments,
@@ -29,13 +28,8 @@ from tpcompile.plan.uses import (
     weight_uses,
 )
 
-LARGEST_WEIGHT = 3.0
-"""How many typical AllReduces the largest counts as, at most."""
 CACHE_SHARE = 0.1
 """What a cache counts as, of a mean weight, at most: enough to cut it rather than not where weights come out alike."""
-TYPICAL_BYTES_SHARE = 0.1
-"""The bytes of a typical AllReduce count as this share of a mean weight at most: what more tokens or pixels add to a
-collective they add to the products too, which are not priced."""
 
 
 @dataclass(eq=False)
@@ -92,6 +86,8 @@ class Problem:
     door_gathers: Counter[tuple[int, int]] = field(default_factory=Counter)
     """How many AllGathers a run has if both groups are cut: they stand on two axes of a cache, which lies along one."""
     door_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
+    sites: list[Site] = field(default_factory=list)
+    """All of these collectives by the values they send."""
     byte_share: float = 1.0
     """What a byte of a collective counts as, in bytes sent (see `TYPICAL_BYTES_SHARE`)."""
     exclusive: set[tuple[int, int]] = field(default_factory=set)
@@ -167,8 +163,8 @@ def build_problem(
                 problem.caches[groups_of(segment)] += round(size * item_bytes(value.dtype))
                 nbytes = round(counted * size * item_bytes(value.dtype))
                 problem.short_caches[groups_of(heads.intersection(segment))] += nbytes
-    _reductions(problem, analysis, groups_of, nominal, prompt, wide)
-    _gathers(problem, analysis, cut_doors, groups_of, nominal)
+    add_reductions(problem, analysis, groups_of, nominal, prompt, wide)
+    add_gathers(problem, analysis, cut_doors, groups_of, nominal)
     _constraints(problem, analysis, groups_of)
     return problem
 
@@ -215,124 +211,6 @@ def _price_measure(problem: Problem, analysis: Analysis) -> None:
     least = max(found.values(), default=0.0) / 1000  # scalars are no layers
     sizes = [size for size in found.values() if size and size >= least]
     problem.mean_product_bytes = math.exp(sum(map(math.log, sizes)) / len(sizes)) if sizes else 0.0
-
-
-def _reductions(
-    problem: Problem,
-    analysis: Analysis,
-    groups_of: Callable[..., frozenset[int]],
-    nominal: Callable[[Sizes], int],
-    prompt: Callable[[Sizes], int],
-    wide: bool,
-) -> None:
-    summed = {
-        node: frozenset((0,)) if groups_of(reduced_leaves(analysis, node)) else frozenset()
-        for node in analysis.relations
-    }
-    walk = PartialFlow(analysis, summed.__getitem__, lambda value: frozenset())
-    flow = walk.run()
-    passed = {value for node in analysis.relations for value in walk.passing(node)}
-    found: list[tuple[frozenset[int], int, float]] = []
-    of_products: list[int] = []
-    sent: list[int] = []
-    for value in flow.partial:
-        if value in passed:
-            continue
-        groups = frozenset().union(*(groups_of(reduced_leaves(analysis, node)) for node in flow.sources[value]))
-        if groups and (
-            value in analysis.program.outputs or any(node in analysis.relations for node, _ in value.consumers)
-        ):
-            problem.reductions[groups] += runs(value.region)
-            nbytes = value_bytes(value, nominal) * (2 if wide and value.dtype in HALVES else 1)
-            problem.reduced_bytes[groups] += nbytes
-            found.append((groups, value_bytes(value, prompt), runs(value.region)))
-            for node in flow.sources[value]:  # rows of rotary tables are narrow and many: they say nothing of layers
-                read = largest_stored(node)
-                if read and (analysis.relations[node].lookup is None or read >= problem.mean_product_bytes):
-                    of_products.append(found[-1][1])
-                    sent.append(nbytes)
-                    break
-    for node, relation in analysis.relations.items():
-        if relation.ranged:  # two numbers: the ends of the range
-            blocked = analysis.blocked[node]
-            groups = groups_of([leaf for dim in relation.input(0) for leaf in leaves(dim) if leaf not in blocked])
-            problem.reductions[groups] += runs(node.region)
-            problem.reduced_bytes[groups] += 8
-            found.append((groups, 8, runs(node.region)))
-    if sent and problem.mean_product_bytes:  # what is sent may be empty
-        usual = max(statistics.median(sent), 1)
-        problem.byte_share = min(1.0, TYPICAL_BYTES_SHARE * problem.mean_product_bytes / usual)
-    typical = statistics.median(of_products or [nbytes for _, nbytes, _ in found] or [1])
-    for groups, nbytes, share in found:
-        problem.reduction_weights[groups] += share * min(max(nbytes / max(typical, 1), 1.0), LARGEST_WEIGHT)
-
-
-def runs(region: Region | None) -> float:
-    """The share of runs that come into a region: the branches of an If are taken to be equally likely."""
-    found = 1.0
-    while region is not None:
-        found, region = found / 2, region.parent
-    return found
-
-
-def _gathers(
-    problem: Problem,
-    analysis: Analysis,
-    cut_doors: frozenset[Value],
-    groups_of: Callable[..., frozenset[int]],
-    nominal: Callable[[Sizes], int],
-) -> None:
-    for value, axes in analysis.axes.items():
-        if axes is None or value.weight is not None:
-            continue
-        inside = {leaf for dim in axes for leaf in leaves(dim) if leaf in problem.group_of}
-        if value.producer is not None and value.producer not in analysis.relations:
-            continue
-        stays = {leaf for dim in axes if dim.static for leaf in leaves(dim)} if value in cut_doors else set()
-        whole = inside - stays if value.producer is None else inside & analysis.blocked[value.producer].keys()
-        readers = [node for node, _ in value.consumers if node in analysis.relations]
-        sliced = {leaf for leaf in whole for node in readers if leaf not in analysis.blocked[node]}
-        _forbid_mixed(problem, value, axes, sliced, "is read in parts")
-        inside -= whole
-        inside -= analysis.conflicts[value]
-        if not inside:
-            continue
-        needed: set[Dim] = set(inside) if value.captors else set()
-        for node, _ in value.consumers:
-            if node in analysis.blocked:
-                needed |= inside & analysis.blocked[node].keys()
-        if value in analysis.program.outputs:
-            needed |= inside - stays
-            sides = [groups_of(inside.intersection(leaves(dim))) for dim in axes if dim.static and value in cut_doors]
-            for one, other in itertools.combinations(sides, 2):
-                for pair in {(min(a, b), max(a, b)) for a in one for b in other if a != b}:
-                    problem.door_gathers[pair] += 1
-                    problem.door_bytes[pair] += value_bytes(value, nominal)
-        if needed:
-            groups = groups_of(needed)
-            problem.gathers[groups] += runs(value.region)
-            problem.gathered_bytes[groups] += value_bytes(value, nominal)
-            _forbid_mixed(problem, value, axes, needed, "is needed whole")
-
-
-def _forbid_mixed(problem: Problem, value: Value, axes: Sequence[Dim], among: set[Dim], why: str) -> None:
-    """What must be gathered or sliced, but cannot be split off from dynamic sizes, is not cut."""
-    for dim in axes:
-        if not dim.static and not separable(dim):
-            for leaf in among.intersection(leaves(dim)):
-                text = f"{value.name} {why} but mixes it with sizes that depend on inputs"
-                problem.forbidden.setdefault(problem.group_of[leaf], text)
-
-
-def separable(dim: Dim) -> bool:
-    """Whether the static factors of an axis stand together at one end, so that they can be split off."""
-    top = root(dim)
-    if top.static or top.kind == "leaf":
-        return True
-    if top.kind != "product":
-        return False
-    kinds = [part.static for part in factors(top)]
-    return kinds == sorted(kinds) or kinds == sorted(kinds, reverse=True)
 
 
 def _constraints(problem: Problem, analysis: Analysis, groups_of: Callable[..., frozenset[int]]) -> None:

@@ -8,13 +8,14 @@ sends, and what reads it waits for the collective.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.dims.analysis import Analysis, is_metadata
-from tpcompile.dims.cut import Cut
+from tpcompile.dims.cut import Cut, SubAxes
 from tpcompile.dims.dim import Dim, root
 from tpcompile.graph.program import Node, Sizes, Value
+from tpcompile.plan.collectives import Site
 from tpcompile.plan.communication import TIMES, Group, group_of
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.topology import Topology
@@ -139,7 +140,7 @@ def computing(analysis: Analysis) -> Iterator[Node]:
 
 
 def step_time(
-    analysis: Analysis, cut: Cut, calls: Sequence[Call], topology: Topology, nominal: Callable[[Sizes], int]
+    analysis: Analysis, cut: Cut, calls: Iterable[Call], topology: Topology, nominal: Callable[[Sizes], int]
 ) -> StepTime:
     """The time of one run at the sizes that `nominal` gives symbols."""
     device, sizes, found = topology.device, LocalSizes(cut, nominal), StepTime()
@@ -173,25 +174,19 @@ def computed_in(node: Node) -> str:
     return next((kind for kind in kinds if kind.startswith(("float", "bfloat"))), kinds[0] if kinds else "float32")
 
 
-def calls_of(problem: Problem, cut: Cut, topology: Topology) -> list[Call]:
-    """The collectives of a run under a cut, as the planner counts them."""
+def calls_of(problem: Problem, cut: Cut, topology: Topology) -> dict[Site, Call]:
+    """The collectives of a run under a cut, as the planner counts them, by where they are."""
     mesh = problem.mesh
     axes_of = {problem.group_of[leaf]: axes for leaf, axes in cut.axes.items()}
-    found: list[Call] = []
-
-    def add(op: str, groups: frozenset[int], count: float, nbytes: float) -> None:
-        over = tuple(sorted({axis for group in groups for axis in axes_of.get(group, ())}))
-        if over and count:
-            ranks = tuple(mesh.groups(over)[0])
-            found.append(Call(op, count, nbytes / count, group_of(topology, ranks)))
-
-    for groups, count in problem.reductions.items():
-        add("all_reduce", groups, count, problem.reduced_bytes[groups])
-    for groups, count in problem.gathers.items():
-        add("all_gather", groups, count, problem.gathered_bytes[groups])
-    for pair, doors in problem.door_gathers.items():
-        if all(group in axes_of for group in pair):
-            add("all_gather", frozenset(pair[1:]), doors, problem.door_bytes[pair])
+    crossed: dict[SubAxes, Group] = {}
+    found: dict[Site, Call] = {}
+    for site in problem.sites:
+        if site.caused(axes_of):
+            lost = (max(site.groups),) if site.both else site.groups  # a cache stays cut along one axis
+            over = tuple(sorted({axis for group in lost for axis in axes_of.get(group, ())}))
+            if over not in crossed:
+                crossed[over] = group_of(topology, tuple(mesh.groups(over)[0]))
+            found[site] = Call(site.op, site.runs, site.nbytes, crossed[over])
     return found
 
 

@@ -13,15 +13,16 @@ import numpy as np
 
 from tpcompile.dims.analysis import Analysis, is_metadata
 from tpcompile.dims.cut import Cut
-from tpcompile.dims.dim import Dim, leaves
+from tpcompile.dims.dim import Dim
 from tpcompile.dims.flow import PartialFlow
+from tpcompile.dims.placement import NONE, Leaves, active_leaves, door_leaves, within
 from tpcompile.graph.local import LocalNode, LocalProgram, Placed
 from tpcompile.graph.program import Node, Sizes, Value
 from tpcompile.passes.emit import Emitter
 from tpcompile.passes.local_sizes import LocalSizes
 from tpcompile.passes.masked_lookup import mask_rows, masked_ids
 from tpcompile.passes.shared_range import quantize_with_shared_range
-from tpcompile.passes.versions import NONE, Leaves, Versions
+from tpcompile.passes.versions import Versions
 
 DRAWN = frozenset(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
@@ -53,7 +54,7 @@ class Rewriter:
         self.emitter = Emitter(self.cut.mesh, list(program.values), program.opsets.get("", 0))
         self.versions = Versions(self.analysis, self.cut, self.emitter, self.describe, self.reduce_dtype)
         self.sizes = LocalSizes(self.emitter, lambda node, index: self._operand(node, index, NONE))
-        self.active = {node: self._active(node) for node in self.analysis.relations}
+        self.active = {node: active_leaves(self.analysis, self.cut, node) for node in self.analysis.relations}
         self._natives()
         summed = {node: self._summed(node) for node in self.analysis.relations}
         self.flow = PartialFlow(self.analysis, lambda node: summed[node], self._cut_of)
@@ -78,48 +79,17 @@ class Rewriter:
 
     # -- what is cut where -------------------------------------------
 
-    def _active(self, node: Node) -> Leaves:
-        """The cut leaves along which a node runs cut: all in its operands but those it needs whole."""
-        relation, blocked = self.analysis.relations[node], self.analysis.blocked[node]
-        found: set[Dim] = set()
-        for axes in (*relation.inputs, *relation.outputs):
-            for dim in axes or ():
-                found.update(leaf for leaf in self.cut.leaves(dim) if leaf not in blocked)
-        changed = True
-        while changed:  # a sum of which some parts are cut and others are not would count the others once per rank
-            changed = False
-            for reduced in relation.reduced:
-                local = self.cut.only(frozenset(found))
-                ragged = local.touched(reduced.dim) - local.covered(reduced.dim)
-                lost = {leaf for leaf in local.leaves(reduced.dim) if ragged.intersection(local.of(leaf))}
-                if lost:
-                    found -= lost
-                    changed = True
-        return frozenset(found)
-
-    def _within(self, axes: Sequence[Dim] | None, among: Leaves) -> Leaves:
-        return frozenset(leaf for dim in axes or () for leaf in leaves(dim) if leaf in among)
-
     def _natives(self) -> None:
         for value in self.analysis.program.inputs:
             self.versions.native[value] = self._at_door(value)
         for node, active in self.active.items():
             for output in node.outputs:
                 if output is not None:
-                    self.versions.native[output] = self._within(self.analysis.axes[output], active)
+                    self.versions.native[output] = within(self.analysis.axes[output], active)
                     self.versions.because[output] = self.because(node)
 
     def _at_door(self, value: Value) -> Leaves:
-        """The leaves along which an input or output is cut: those of one axis, the one cut into most parts."""
-        if value not in self.cut_doors:
-            return NONE
-        cut = frozenset(self.cut.axes) - self.analysis.conflicts.get(value, NONE)
-        sides = [self._within([dim], cut) for dim in self.analysis.axes[value] or () if dim.static]
-        return max(sides, key=self._parts, default=NONE)
-
-    def _parts(self, held: Leaves) -> int:
-        """Into how many parts a cut along leaves of one axis divides it."""
-        return self.cut.mesh.degree(tuple(sorted({axis for leaf in held for axis in self.cut.of(leaf)})))
+        return door_leaves(self.analysis, self.cut, self.cut_doors, value)
 
     def _cut_of(self, value: Value) -> frozenset[int]:
         return frozenset(axis for leaf in self.versions.native.get(value, NONE) for axis in self.cut.of(leaf))
@@ -224,7 +194,7 @@ class Rewriter:
                 else frozenset()
             )
             inputs.append(
-                self._operand(node, index, self._within(relation.inputs[index], active), summed=not passes, mask=mask)
+                self._operand(node, index, within(relation.inputs[index], active), summed=not passes, mask=mask)
             )
         outputs = [self.versions.native_name(v) if v is not None else "" for v in node.outputs]
         if node.op in DRAWN and self.cut.axes:

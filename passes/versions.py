@@ -10,6 +10,7 @@ import numpy as np
 from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.cut import Cut, Indices, SubAxes
 from tpcompile.dims.dim import Dim, factors, leaves, root
+from tpcompile.dims.placement import NONE, Leaves
 from tpcompile.errors import refuse
 from tpcompile.graph.local import LocalSize, LocalWeight
 from tpcompile.graph.program import Sizes, Value
@@ -18,8 +19,6 @@ from tpcompile.passes.emit import Emitter
 from tpcompile.plan.uses import HALVES, item_bytes
 from tpcompile.weights.ranges import Part, Ranges, ranges_of
 
-Leaves = frozenset[Dim]
-NONE: Leaves = frozenset()
 PADDED = frozenset(("float16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64"))
 """Types for which Pad has kernels; other values repeat their first element."""
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from tpcompile.dims.cut import Mesh
 from tpcompile.errors import refuse
 from tpcompile.graph.program import Sizes
 from tpcompile.passes.compilation import Compilation
+from tpcompile.plan.asks import Answer, Asker, settle
 from tpcompile.plan.balance import spread
 from tpcompile.plan.cost import Prices
 from tpcompile.plan.explain import reasons_left_whole
@@ -18,6 +20,7 @@ from tpcompile.plan.pins import pin_wishes, solve_with
 from tpcompile.plan.plan import make_plan
 from tpcompile.plan.planfile import read_plan
 from tpcompile.plan.problem import build_problem
+from tpcompile.plan.recipe_asks import recipe_asks
 from tpcompile.plan.solve import Choice, Solver, Wish
 from tpcompile.plan.step_time import peak_activations
 from tpcompile.plan.topology import find_topology
@@ -49,7 +52,8 @@ class ChoosePlan:
             work.plan = make_plan(problem, given.choice, given.objective, given.reasons)
         else:
             wishes = pin_wishes(work.analysis, problem, request.pins)
-            solver, choice, cost = self.solved(work, wishes)
+            answers = self.answers(work)
+            solver, choice, cost, wishes = self.solved(work, wishes, answers)
             reasons = reasons_left_whole(solver, choice, cost, wishes)
             work.plan = make_plan(problem, choice, request.objective, reasons)
         work.plan = replace(work.plan, cut=spread(work.analysis, work.plan.cut, work.cut_doors))
@@ -68,18 +72,39 @@ class ChoosePlan:
         cut = sum(1 for group in work.plan.groups if group.axes)
         return f"{cut} of {len(work.plan.groups)} kinds of dimension cut"
 
-    def solved(self, work: Compilation, wishes: list[Wish]) -> tuple[Solver, Choice, float]:
-        """The cheapest choice and its cost; where memory is limited, with room for what is computed as well."""
+    def answers(self, work: Compilation) -> list[Answer]:
+        """What the recipe comes to on this model, but for weights that are pinned explicitly."""
+        request, doors = work.request, {value.name: value for value in (*work.program.inputs, *work.program.outputs)}
+        if request.recipe is None:
+            return []
+        tokens, logits = (doors.get(work.roles.get(role, "")) for role in ("tokens", "logits"))
+        asker = Asker(work.analysis, work.problem)
+        pinned = frozenset(
+            value for value in work.program.weights if any(fnmatchcase(value.name, name) for name, _ in request.pins)
+        )
+        return [asker.answer(ask, pinned) for ask in recipe_asks(request.recipe, work.analysis, tokens, logits)]
+
+    def solved(
+        self, work: Compilation, explicit: list[Wish], answers: list[Answer]
+    ) -> tuple[Solver, Choice, float, list[Wish]]:
+        """The cheapest choice, its cost and the wishes it follows; with room for what is computed where memory is
+        limited.
+        """
         problem, limit, prices = work.problem, work.request.memory_bytes, self.prices(work)
         solver = Solver(problem, prices, limit)
+        asked, notes = settle(solver, explicit, answers)
+        wishes = [*explicit, *asked]
         choice, cost = solve_with(solver, wishes)
         if limit is not None:
             cut = make_plan(problem, choice, work.request.objective, {}).cut
             computed = peak_activations(work.analysis, cut, nominal_sizes(work))
             if solver.held_bytes(choice) + computed > limit:
                 solver = Solver(problem, prices, limit - computed)
+                asked, notes = settle(solver, explicit, answers)
+                wishes = [*explicit, *asked]
                 choice, cost = solve_with(solver, wishes)
-        return solver, choice, cost
+        work.warnings += notes
+        return solver, choice, cost, wishes
 
     def prices(self, work: Compilation) -> Prices:
         """What cutting and collectives cost under the objective."""

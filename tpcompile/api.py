@@ -19,6 +19,7 @@ from tpcompile.graph.read import SourceModel
 from tpcompile.output import write_bundle
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.plan import Plan
+from tpcompile.plan.recipe import find_recipe
 from tpcompile.plan.request import Request
 from tpcompile.plan.topology import DEFAULT as DEFAULT_TOPOLOGY
 from tpcompile.weights.source import FileBytes
@@ -100,16 +101,17 @@ def compile(
     force: bool = False,
     verify: bool = False,
     strict: bool = False,
-    objective: str = "balanced",
+    recipe: str | Path | None = None,
+    objective: str | None = None,
     pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
-    outputs: str = "whole",
+    outputs: str | None = None,
     sizes: Mapping[str, int] | None = None,
     topology: str = DEFAULT_TOPOLOGY,
     memory_per_rank: int | None = None,
     plan: str | Path | None = None,
     state: Mapping[str, str] | None = None,
     roles: Mapping[str, str] | None = None,
-    reduce_dtype: str = "float32",
+    reduce_dtype: str | None = None,
     dialect: str = "tensorrt",
     allow_links: bool = False,
     hash_data: bool = False,
@@ -134,17 +136,18 @@ def compile(
         force: replace a bundle that is there.
         verify: prove the result against the source before it appears; a bundle that fails is kept as OUT.failed.
         strict: refuse where something would run whole for want of a rule, or nothing is cut.
-        objective: "balanced", "memory" or "latency".
+        recipe: a named set of wishes (`tpcompile recipes`), or the TOML file of one. What is given here wins over it.
+        objective: "balanced" (the default), "memory" or "latency".
         pins: weight name pattern → column, row, vocab, expert or whole.
-        outputs: "whole", or "shard" to leave outputs cut.
+        outputs: "whole" (the default), or "shard" to leave outputs cut.
         sizes: sizes of symbols that costs are computed at, such as {"batch": 1, "past": 2048}.
         topology: the machine that "latency" plans for: a name that comes along, or a TOML file.
         memory_per_rank: bytes that a rank may hold; the plan keeps to it.
         plan: a plan.toml to follow.
         state: cache input → the output that replaces it.
         roles: role (tokens, mask, positions, logits) → input or output.
-        reduce_dtype: "float32" to sum float16 and bfloat16 in float32, or "model" to sum them as they are: half the
-            bytes, about ten times the rounding.
+        reduce_dtype: "float32" (the default) to sum float16 and bfloat16 in float32, or "model" to sum them as they
+            are: half the bytes, about ten times the rounding.
         dialect: "tensorrt", or "onnxruntime" for the collectives of its CUDA builds with NCCL.
         allow_links: follow links among the model's data files.
         hash_data: add sha256 of weight files to the manifest.
@@ -161,8 +164,8 @@ def compile(
         Refused: the model or a wish cannot be served. NumbersDiffer: `verify` found another result than the source's.
     """
     request = _request(
-        tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank,
-        reduce_dtype=reduce_dtype, dialect=dialect,
+        tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe,
+        reduce_dtype, dialect=dialect,
     )  # fmt: skip
     engines = None
     if triton is not None:
@@ -228,12 +231,13 @@ def plan(
     model: Any,
     tp: int,
     *,
-    objective: str = "balanced",
+    recipe: str | Path | None = None,
+    objective: str | None = None,
     pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     sizes: Mapping[str, int] | None = None,
     topology: str = DEFAULT_TOPOLOGY,
     memory_per_rank: int | None = None,
-    outputs: str = "whole",
+    outputs: str | None = None,
     plan: str | Path | None = None,
     state: Mapping[str, str] | None = None,
     roles: Mapping[str, str] | None = None,
@@ -244,7 +248,7 @@ def plan(
 ) -> Compilation:
     """Plan without writing anything; the model's weights need not be there. Arguments as for `compile`."""
     request = _request(
-        tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank
+        tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe
     )  # fmt: skip
     source = open_model(model, allow_links=allow_links, require_data=False, example_inputs=example_inputs)
     return _through(source, request, pipeline.PLANNING, progress)
@@ -252,9 +256,9 @@ def plan(
 
 def _request(
     tp: int,
-    objective: str,
+    objective: str | None,
     pins: Mapping[str, str] | Sequence[tuple[str, str]],
-    outputs: str,
+    outputs: str | None,
     sizes: Mapping[str, int] | None,
     plan: str | Path | None,
     state: Mapping[str, str] | None,
@@ -262,13 +266,19 @@ def _request(
     strict: bool,
     topology: str,
     memory_per_rank: int | None,
+    recipe: str | Path | None,
+    reduce_dtype: str | None = None,
     **more: Any,
 ) -> Request:
-    """What was asked for, in the form that the passes read."""
+    """What was asked for, in the form that the passes read: what is not given is the recipe's, else the default's."""
+    used = None if recipe is None else find_recipe(str(recipe))
     return Request(
-        tp, objective, tuple(pins.items()) if isinstance(pins, Mapping) else tuple(pins), outputs, dict(sizes or {}),
+        tp, objective or (used and used.objective) or "balanced",
+        tuple(pins.items()) if isinstance(pins, Mapping) else tuple(pins),
+        outputs or (used and used.outputs) or "whole", dict(sizes or {}),
         None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), strict=strict, topology=topology,
-        memory_bytes=memory_per_rank, **more,
+        reduce_dtype=reduce_dtype or (used and used.reduce_dtype) or "float32", memory_bytes=memory_per_rank,
+        recipe=used, **more,
     )  # fmt: skip
 
 

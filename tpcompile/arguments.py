@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from tpcompile import __version__
 
-COMMANDS = ("plan", "verify", "engine", "run", "triton", "inspect", "diff", "doctor")
+COMMANDS = ("plan", "verify", "engine", "run", "triton", "inspect", "diff", "doctor", "recipes")
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,7 +35,6 @@ def command_parser(command: str) -> argparse.ArgumentParser:
         )
         parser.add_argument(
             "--reduce-dtype",
-            default="float32",
             metavar="float32|model",
             help="how ranks sum float16 and bfloat16: in float32 (default), or as they are, which sends half the bytes",
         )
@@ -80,6 +79,10 @@ def command_parser(command: str) -> argparse.ArgumentParser:
         from tpcompile.verify.diff import add_diff_arguments
 
         add_diff_arguments(parser)
+    elif command == "recipes":
+        from tpcompile.show_recipes import add_recipes_arguments
+
+        add_recipes_arguments(parser)
     return parser
 
 
@@ -87,7 +90,7 @@ _DESCRIPTIONS = {
     "compile": "Compile a model for N ranks by tensor parallelism: one ONNX file per rank, collectives inside.\n\n"
     "  tpcompile model.onnx --tp 4            writes model.tp4/\n"
     "  tpcompile run model.tp4 --inputs x.npz runs it here; mpirun -n 4 tprun model.tp4 does the same\n\n"
-    "other commands: tpcompile plan | verify | engine | run | triton | inspect | diff | doctor (each has --help)",
+    "other commands (see --help of each): plan | recipes | verify | engine | run | triton | inspect | diff | doctor",
     "plan": "Show what would be cut, what that saves and costs, and why the rest stays whole; needs no weights.",
     "verify": "Hold a bundle against the model it was made from.",
     "engine": "Build a TensorRT engine for each rank of a bundle.",
@@ -95,6 +98,7 @@ _DESCRIPTIONS = {
     "triton": "Write a model repository for Triton Inference Server.",
     "inspect": "Show what a bundle holds: ranks, inputs, outputs, weights, collectives.",
     "diff": "Compare values that `tprun --dump GLOB` wrote with those of another run, and name the first that departs.",
+    "recipes": "List the recipes for --recipe, or show the file of one.",
     "doctor": "Check what running a bundle needs: MPI, ONNX Runtime, a bare AllReduce.",
 }
 
@@ -119,8 +123,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
     else:
         parser.add_argument("--tp", type=int, required=True, metavar="N", help=degree)
     parser.add_argument(
+        "--recipe",
+        metavar="NAME|FILE",
+        help="a named set of wishes (see `tpcompile recipes`); other options win over it",
+    )
+    parser.add_argument(
         "--objective",
-        default="balanced",
         metavar="balanced|memory|latency",
         help="what a plan is best at (default: balanced)",
     )
@@ -140,7 +148,6 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
     )
     parser.add_argument(
         "--outputs",
-        default="whole",
         metavar="whole|shard",
         help="gather outputs (default), or leave them cut where they are",
     )
@@ -209,7 +216,7 @@ def model_wishes(arguments: argparse.Namespace) -> dict[str, Any]:
     most = arguments.memory_per_rank
     pins = [(pattern, kind) for text in arguments.pin for pattern, kind in read_pairs("--pin", [text]).items()]
     return {
-        "objective": arguments.objective, "pins": pins, "outputs": arguments.outputs,
+        "recipe": arguments.recipe, "objective": arguments.objective, "pins": pins, "outputs": arguments.outputs,
         "sizes": read_sizes(arguments.sizes), "plan": arguments.plan, "strict": arguments.strict,
         "state": read_pairs("--state", arguments.state), "roles": read_pairs("--role", arguments.role),
         "allow_links": arguments.allow_links, "topology": arguments.topology,

@@ -1,4 +1,4 @@
-"""The command line: `tpcompile MODEL --tp N`, and plan, verify, run, triton, inspect, diff, doctor."""
+"""The command line: `tpcompile MODEL --tp N`, and plan, verify, run, triton, inspect, diff, doctor, recipes."""
 
 from __future__ import annotations
 
@@ -93,6 +93,10 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
         from tpcompile.run.doctor import doctor_command
 
         return doctor_command(arguments)
+    if command == "recipes":
+        from tpcompile.show_recipes import recipes_command
+
+        return recipes_command(arguments)
     from tpcompile import api
     from tpcompile.plan_report import plan_json, print_comparison, print_plan
     from tpcompile.report import Progress, bundle_json, print_bundle

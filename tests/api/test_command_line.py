@@ -245,3 +245,27 @@ def test_packages_for_running_that_are_missing_are_named(
     assert main(["doctor"]) == 2
     said = capsys.readouterr().out
     assert "MISSING  onnxruntime providers" in said and "pip install 'tpcompile[run]'" in said
+
+
+def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["recipes"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["megatron", "memory", "latency"]
+    assert lines[-1] == "tpcompile recipes NAME shows the file of one; --topologies lists the machines"
+    assert main(["recipes", "--topologies"]) == 0
+    assert "h100x8         8 × H100 SXM5 80 GB, NVLink 4" in capsys.readouterr().out
+    assert main(["recipes", "llama"]) == 0
+    file = Path(__file__).parents[2] / "recipes" / "llama.toml"
+    assert capsys.readouterr().out == file.read_text(encoding="utf-8")
+    assert main(["recipes", "h100x8"]) == 0
+    assert capsys.readouterr().out.startswith("title = ")
+    assert main(["recipes", "megatron", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert (shown["name"], shown["pins"][0]["role"], shown["file"][:7]) == ("megatron", "table", "title =")
+    assert main(["recipes", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["name"] == "megatron"
+    assert main(["recipes", "no such"]) == 2
+    assert capsys.readouterr().err.startswith(
+        "TP150 tpcompile recipes no such: there is no such recipe and no such file. "
+    )

@@ -80,8 +80,8 @@ def test_columns_of_experts_are_not_the_experts(tmp_path: Path) -> None:
     with pytest.raises(Refused) as caught:
         tpcompile.plan(source, 2, pins={"experts": "vocab"})
     assert str(caught.value) == (
-        "TP104 pin 'experts=vocab': experts [4, 6, 5] has no such axis (its axes are expert, column, column). "
-        "Use one of expert, column, whole, or leave the pin out"
+        "TP104 pin 'experts=vocab': experts [4, 6, 5] has no such axis (its axes are expert, row, column). "
+        "Use one of expert, row, column, whole, or leave the pin out"
     )
 
 

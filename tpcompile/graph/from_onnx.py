@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from onnx import AttributeProto, TensorShapeProto, ValueInfoProto
+from onnx import AttributeProto, NodeProto, TensorShapeProto, ValueInfoProto
 
 from tpcompile.graph.normalize import NormalGraph, normalize
 from tpcompile.graph.program import Node, Program, Value, Weight
 from tpcompile.graph.read import SourceModel
 from tpcompile.graph.steps import Step
 from tpcompile.graph.tensors import DTYPES, array_of
+
+SCOPES = "pkg.torch.onnx.name_scopes"
 
 
 def to_program(source: SourceModel, decisions: Mapping[str, bool] | None = None) -> Program:
@@ -69,6 +72,7 @@ def _node(step: Step, values: dict[str, Value], opsets: dict[str, int]) -> Node:
         origin=proto,
         region=step.region,
         regions=step.regions,
+        scope=_scope(proto),
     )
     for captured in node.captured:
         captured.captors.append(node)
@@ -82,6 +86,15 @@ def _node(step: Step, values: dict[str, Value], opsets: dict[str, int]) -> Node:
         else:
             node.outputs.append(None)
     return node
+
+
+def _scope(proto: NodeProto) -> str:
+    """The module that torch's exporter notes: the last but one of "['', 'layers.0', 'layers.0.up', 'linear']"."""
+    for entry in proto.metadata_props:
+        if entry.key == SCOPES:
+            scopes = re.findall(r"'([^']*)'", entry.value)
+            return scopes[-2] if len(scopes) > 1 else ""
+    return ""
 
 
 def _text(data: bytes) -> str | bytes:

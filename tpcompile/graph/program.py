@@ -78,6 +78,7 @@ class Node:
 
     `region` is the branch it stands in. An If has its branches in `regions`: their nodes stand before it in the
     program, and its operands are the condition, then the outputs of the first branch, then those of the second.
+    `scope` is the module of the original model that it was exported from ("model.layers.0.mlp"), "" where that is lost.
     """
 
     op: str
@@ -91,6 +92,7 @@ class Node:
     origin: Any = None
     region: Region | None = None
     regions: tuple[Region, ...] = ()
+    scope: str = ""
 
     def attribute(self, name: str, default: Any = None) -> Any:
         return self.attributes.get(name, default)

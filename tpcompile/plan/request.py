@@ -10,6 +10,7 @@ from pathlib import Path
 from tpcompile.bundle.manifest import DIALECTS
 from tpcompile.errors import Fault, raise_all
 from tpcompile.plan.cost import OBJECTIVES
+from tpcompile.plan.recipe import Recipe
 from tpcompile.plan.topology import DEFAULT
 
 PIN_KINDS = ("column", "row", "vocab", "expert", "whole")
@@ -37,6 +38,7 @@ class Request:
         topology: the machine that costs are told for, and that `latency` plans for: a name or a file.
         memory_bytes: what weights and caches may take on a rank; None for no limit.
         strict: refuse where an operator without a rule, or nothing to cut, would make a rank run a whole model.
+        recipe: a named set of wishes, which give way to all that is said here.
     """
 
     tp: int = 1
@@ -52,6 +54,7 @@ class Request:
     topology: str = DEFAULT
     memory_bytes: int | None = None
     strict: bool = False
+    recipe: Recipe | None = None
 
     def __post_init__(self) -> None:
         faults = []
@@ -112,7 +115,7 @@ class Request:
                 faults.append(
                     Fault("TP123", f"--role {role}={name}", "there is no such role", f"Use one of {', '.join(ROLES)}")
                 )
-        beside = [("--pin", self.pins), ("--objective", self.objective != OBJECTIVES[0])]
+        beside = [("--pin", self.pins), ("--objective", self.objective != OBJECTIVES[0]), ("--recipe", self.recipe)]
         beside += [("--memory-per-rank", self.memory_bytes)]
         idle = [option for option, given in beside if given]
         if self.plan is not None and idle:

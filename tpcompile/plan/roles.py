@@ -8,6 +8,7 @@ from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.dim import Dim, leaves
 from tpcompile.dims.relation import Relation
 from tpcompile.graph.program import Node, Value
+from tpcompile.plan.uses import PICKING
 
 SEEN_THROUGH = ("Transpose", "Cast", "Identity", "DequantizeLinear", "Reshape", "Unsqueeze", "Squeeze")
 
@@ -52,6 +53,8 @@ def readers_of(nodes: Sequence[Node]) -> Iterator[Node]:
     while todo:
         node = todo.pop()
         yield node
-        if node.op in SEEN_THROUGH:
+        table = node.inputs[0] if node.op in PICKING else None
+        picks = table is not None and len(table.sizes or ()) > 2  # of experts
+        if node.op in SEEN_THROUGH or picks:
             outputs: list[Value] = [value for value in node.outputs if value is not None]
             todo += [reader for value in outputs for reader, _ in value.consumers]

@@ -36,11 +36,13 @@ class Wish:
     """A demand on the plan: over all sub-axes (`cut`) or none, for each set of groups in `terms`.
 
     A cut wish asks every term to be cut over all of the mesh by some of its groups; a whole wish that none is cut.
+    Where `least` is given, a cut over so many sub-axes is enough.
     """
 
     label: str
     terms: tuple[frozenset[int], ...]
     cut: bool
+    least: int | None = None
 
 
 @dataclass
@@ -237,6 +239,10 @@ class Solver:
         rows = _Rows(list(self.rows.data), list(self.rows.low), list(self.rows.high))
         for wish in wishes:
             for term in wish.terms:
+                if wish.least is not None:
+                    covered = [entry for axis in self.problem.mesh.all_axes for entry in self.cover(term, axis)]
+                    rows.add(covered, wish.least, np.inf)  # entries of one variable add up
+                    continue
                 for axis in self.problem.mesh.all_axes:
                     bound = 1.0 if wish.cut else 0.0
                     covered = self.cover(term, axis)

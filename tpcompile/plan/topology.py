@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
 
 from tpcompile.errors import Fault, raise_all, refuse
+from tpcompile.plan.toml_table import Table
 
 FOLDER = "tpcompile.recipes.topologies"
 DEFAULT = "h100x8"
@@ -111,7 +111,7 @@ def read_topology(text: str, name: str, where: str) -> Topology:
     except tomllib.TOMLDecodeError as error:
         raise refuse("TP131", where, f"is no TOML ({error})", "Mend the file") from None
     faults: list[str] = []
-    top = _Table(content, "", faults)
+    top = Table(content, "", faults)
     device = top.table("device")
     levels = top.tables("level")
     made = Topology(
@@ -130,64 +130,7 @@ def read_topology(text: str, name: str, where: str) -> Topology:
         tuple([device.text("source"), *(level.text("source") for level in levels)]),
     )  # fmt: skip
     for table in (top, device, *levels):
-        table.done()
+        table.done("topology")
     example = f"See recipes/topologies/{DEFAULT}.toml for one that is right"
     raise_all(Fault("TP131", where, fault, example) for fault in faults)
     return made
-
-
-class _Table:
-    """A table of a TOML file that collects what is wrong with it."""
-
-    def __init__(self, content: Mapping[str, Any], place: str, faults: list[str]) -> None:
-        self.content, self.place, self.faults = dict(content), place, faults
-
-    def _take(self, key: str, kind: type | tuple[type, ...], what: str, default: Any) -> Any:
-        found = self.content.pop(key, None)
-        if found is None:
-            self.faults.append(f"{self.place}{key} is missing")
-        elif not isinstance(found, kind) or isinstance(found, bool):
-            self.faults.append(f"{self.place}{key} is {found!r}, not {what}")
-        else:
-            return found
-        return default
-
-    def text(self, key: str) -> str:
-        return str(self._take(key, str, "a text", ""))
-
-    def number(self, key: str, least: float | None = None) -> float:
-        found = float(self._take(key, (int, float), "a number", 1.0))
-        if (least is None and found <= 0) or (least is not None and found < least) or not math.isfinite(found):
-            self.faults.append(f"{self.place}{key} is {found:g}, which no machine has")
-        return found
-
-    def flag(self, key: str) -> bool:
-        found = self.content.pop(key, None)
-        if not isinstance(found, bool):
-            self.faults.append(f"{self.place}{key} is {'missing' if found is None else repr(found)}, not true or false")
-        return bool(found)
-
-    def count(self, key: str) -> int:
-        found = int(self._take(key, int, "a whole number", 1))
-        if found < 1:
-            self.faults.append(f"{self.place}{key} is {found}, not 1 or more")
-        return found
-
-    def table(self, key: str) -> _Table:
-        return _Table(self._take(key, dict, "a table", {}), f"{self.place}{key}.", self.faults)
-
-    def tables(self, key: str) -> list[_Table]:
-        found = self._take(key, list, "a list of tables", [{}])
-        inner = [item if isinstance(item, dict) else {} for item in found] or [{}]
-        return [_Table(item, f"{self.place}{key}[{index}].", self.faults) for index, item in enumerate(inner)]
-
-    def numbers(self, key: str) -> dict[str, float]:
-        inner = self.table(key)
-        found = {name: inner.number(name) for name in list(inner.content)}
-        if not found:
-            self.faults.append(f"{inner.place[:-1]} names no type")
-        return found or {"float32": 1.0}
-
-    def done(self) -> None:
-        """Tell of what nobody asked for: a misspelt key would go unnoticed."""
-        self.faults += [f"{self.place}{key} is no key of a topology" for key in self.content]

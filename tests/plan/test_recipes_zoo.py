@@ -24,7 +24,7 @@ GRAPHS = [
     *(("t5", name) for name in ("t5__legacy", "t5__optimum-decoder__kv", "t5__optimum-encoder")),
     *(("mixtral", name) for name in ("mixtral__legacy__kv", "mixtral__dynamo")),
     *(("vit", name) for name in ("vit__legacy", "vit__optimum", "vit__dynamo23")),
-    *(("gpt-neox", name) for name in ("gpt-neox__legacy__kv", "bloom__legacy", "falcon40b__optimum", "falcon40b__legacy")),
+    *(("gpt-neox", name) for name in ("gpt-neox__legacy__kv", "bloom__legacy", "falcon40b__legacy")),
 ]  # fmt: skip
 
 

@@ -21,7 +21,9 @@ from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.plan import Plan
 from tpcompile.plan.recipe import find_recipe
 from tpcompile.plan.request import Request
+from tpcompile.plan.summary import PlanSummary
 from tpcompile.plan.topology import DEFAULT as DEFAULT_TOPOLOGY
+from tpcompile.plan_summary import summarize
 from tpcompile.weights.source import FileBytes
 
 if TYPE_CHECKING:
@@ -37,11 +39,12 @@ ENGINE_TIMEOUT_S = 3600.0
 
 @dataclass(frozen=True)
 class Bundle:
-    """A compiled model: the folder, its manifest, and (right after compiling) the plan and what was worth telling."""
+    """A compiled model: the folder, its manifest, and (right after compiling) the plan and what is told of it."""
 
     folder: Path
     manifest: Manifest = field(repr=False)
     plan: Plan | None = field(default=None, repr=False)
+    summary: PlanSummary | None = field(default=None, repr=False)
     warnings: tuple[str, ...] = ()
     report: VerifyReport | None = field(default=None, repr=False)
 
@@ -192,6 +195,7 @@ def compile(
     )
     _keep_source(source, target)
     work = _through(source, request, pipeline.PLANNING + pipeline.REWRITING, progress)
+    summary = summarize(work)
     report = None
     writing = BundleFolder(target, force)
     with writing as folder:
@@ -224,7 +228,7 @@ def compile(
         from tpcompile.targets.triton import write_repository
 
         write_repository(target, Path(triton), force=force)
-    return Bundle(target, manifest, work.plan, notes, report)
+    return Bundle(target, manifest, work.plan, summary, notes, report)
 
 
 def plan(

@@ -99,18 +99,19 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
         return recipes_command(arguments)
     from tpcompile import api
     from tpcompile.plan_report import plan_json, print_comparison, print_plan
+    from tpcompile.plan_summary import summarize
     from tpcompile.report import Progress, bundle_json, print_bundle
 
     if command == "plan":
         with Progress() as progress:
             found = [api.plan(arguments.model, tp, progress=progress, **model_wishes(arguments)) for tp in arguments.tp]
         if arguments.json:
-            shown = [plan_json(work) for work in found]
+            shown = [plan_json(summarize(work), work) for work in found]
             print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=1))
         elif len(found) > 1:
             print_comparison(found)
         else:
-            print_plan(found[0])
+            print_plan(summarize(found[0]))
         return 0
     if command == "engine":
         from tpcompile.plan.request import read_sizes

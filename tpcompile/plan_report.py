@@ -1,70 +1,127 @@
-"""What a plan comes to, for people and for machines: what ranks hold, what is sent, how long a step takes, and why."""
+"""A plan in the terminal and as JSON; both show `PlanSummary`, as report.html does."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rich.markup import escape
 
-from tpcompile.passes.choose_plan import nominal_sizes, symbol_values
 from tpcompile.passes.compilation import Compilation
-from tpcompile.plan.collectives import counted
-from tpcompile.plan.estimate import Estimate, estimate, stops_paying
-from tpcompile.plan.explain import Holding, bytes_text, holding
+from tpcompile.plan.estimate import Estimate, stops_paying
+from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.step_time import StepTime
-from tpcompile.report import SHOWN, SPOKEN, name_of, print_groups, print_notes, shortened, table
+from tpcompile.plan.summary import CutDimension, PlanSummary
+from tpcompile.plan.words import SPOKEN, parts_text, time_text
+from tpcompile.plan_summary import estimate_of
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
+
+SHOWN = 12
+"""Rows of a table that are shown; how many more there are is said."""
 
 
-def holding_of(work: Compilation) -> Holding:
-    """What each rank holds of the weights under a plan."""
-    return holding(work.analysis, work.problem, work.plan.cut)
-
-
-def estimate_of(work: Compilation, held: Holding | None = None) -> Estimate:
-    """What a plan comes to on its request's topology, at its request's sizes; `held` where it is known already."""
-    values = symbol_values(work)
-    held = held or holding_of(work)
-    tokens = next((value for value in work.program.inputs if value.name == work.roles.get("tokens")), None)
-    nominal = nominal_sizes(work)
-    count = math.prod(nominal(sizes) for sizes in tokens.sizes or ()) if tokens is not None else 1
-    shown = {symbol: values[symbol] for symbol in values if not symbol.startswith("#")}
-    return estimate(work.analysis, work.problem, work.plan, held, work.topology, nominal, shown, count)
-
-
-def print_plan(work: Compilation) -> None:
-    """The plan on stdout: totals, what is cut, what stays whole and why."""
+def print_plan(told: PlanSummary) -> None:
+    """The plan on stdout: totals, what is cut, what stays whole and why, what would be cheaper."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    held, plan = holding_of(work), work.plan
-    found = estimate_of(work, held)
-    console.print(f"[bold]{escape(work.source.file)}[/] on {plan.mesh.tp} ranks\n")
-    _print_totals(console, found)
-    if plan.cuts_something:
-        print_groups(console, [group for group in plan.groups if group.axes])
+    ranks = "1 rank" if told.tp == 1 else f"{told.tp} ranks"
+    console.print(f"[bold]{escape(told.source)}[/] on {ranks}\n")
+    _print_totals(console, told.estimate)
+    if told.cut:
+        print_cut(console, told.cut)
         console.print()
-    left = [group for group in plan.groups if not group.axes and group.stored_bytes]
-    if left:
+    if told.whole:
         shown = table("dimension left whole", "size", "why")
-        for group in left[:SHOWN]:
-            shown.add_row(name_of(group, 32), str(group.size), escape(group.reason))
-        console.print(shown)
-        if len(left) > SHOWN:
-            console.print(f"… and {len(left) - SHOWN} smaller ones")
-        console.print()
-    if held.whole:
+        for whole in told.whole[:SHOWN]:
+            name = name_of(whole.name, whole.count, 32)
+            shown.add_row(name, str(whole.size), _with_remedy(whole.reason, whole.remedy))
+        _print_table(console, shown, len(told.whole))
+    reasons = told.whole_weights
+    if reasons and told.tp > 1:
         shown = table("weights whole on every rank", "", "why")
-        for whole in held.whole[:SHOWN]:
-            more = f" and {len(whole.names) - 1} more" if len(whole.names) > 1 else ""
-            shown.add_row(escape(shortened(whole.names[0], 30)) + more, bytes_text(whole.nbytes), escape(whole.reason))
-        console.print(shown)
-    print_notes(console, work.warnings)
+        for found in reasons[:SHOWN]:
+            more = f" and {len(found.names) - 1} more" if len(found.names) > 1 else ""
+            name = escape(shortened(found.names[0], 30)) + more
+            shown.add_row(name, bytes_text(found.nbytes), _with_remedy(found.reason, found.remedy))
+        _print_table(console, shown, len(reasons))
+    for line in (*told.advice, *_cheaper_places(told)):
+        console.print(f"[cyan]cheaper[/]: {escape(line)}")
+    print_notes(console, told.notes)
+
+
+def _with_remedy(reason: str, remedy: str) -> str:
+    return escape(reason) + (f"\n[dim]→ {escape(remedy)}[/]" if remedy else "")
+
+
+def _print_table(console: Console, shown: Table, rows: int) -> None:
+    console.print(shown)
+    if rows > SHOWN:
+        console.print(f"… and {rows - SHOWN} smaller ones")
+    console.print()
+
+
+def _cheaper_places(told: PlanSummary) -> list[str]:
+    """Where collectives would send less, those that say the same said once."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for row in told.collectives:
+        if row.cheaper:
+            found.setdefault((row.op, row.cheaper), []).append(row.value)
+    lines = []
+    for (op, cheaper), values in list(found.items())[:SHOWN]:
+        more = f" (and {len(values) - 1} more)" if len(values) > 1 else ""
+        lines.append(f"{SPOKEN[op]} of {values[0]}{more}: {cheaper}")
+    return lines
+
+
+def print_cut(console: Console, cut: Sequence[CutDimension]) -> None:
+    """What is cut: how, into which parts, what that saves and which collectives it causes."""
+    rows = []
+    for found in cut:
+        calls = ", ".join(f"{count} {SPOKEN[op]}" for op, count in found.collectives.items())
+        saves = f"{bytes_text(found.saved_bytes)}, {time_text(found.saved_us)}"
+        causes = f"{calls}, {time_text(found.collectives_us)}" if calls else "nothing"
+        rows.append((found.how, parts_text(found.blocks), saves, causes))
+    heads = ("as", "parts", "saves a rank", "causes")
+    taken = sum(max(map(len, column)) + 2 for column in zip(heads, *rows, strict=True))
+    shown = table("cut", *heads)
+    for found, row in zip(cut, rows, strict=True):
+        shown.add_row(name_of(found.name, found.count, console.width - taken), *row)
+    console.print(shown)
+
+
+def name_of(name: str, count: int, width: int) -> str:
+    """A dimension's name in `width` columns, with how many layers share it."""
+    times = f"  ×{count}" if count > 1 else ""
+    return escape(shortened(name, max(width, 16) - len(times))) + times
+
+
+def shortened(text: str, width: int) -> str:
+    """The text in `width` columns, without its beginning where it is longer: names differ at their end."""
+    return text if len(text) <= width else f"…{text[len(text) - max(width - 1, 1) :]}"
+
+
+def table(*columns: str) -> Table:
+    """A table without lines: texts left, numbers right."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for position, column in enumerate(columns):
+        left = position in (0, len(columns) - 1) or column == "as"
+        made.add_column(column, overflow="fold", justify="left" if left else "right")
+    return made
+
+
+def print_notes(console: Console, notes: Sequence[str]) -> None:
+    """What was worth telling on the way."""
+    for note in notes[:SHOWN]:
+        console.print(f"[yellow]note[/]: {escape(note)}")
+    if len(notes) > SHOWN:
+        console.print(f"[yellow]note[/]: and {len(notes) - SHOWN} more")
 
 
 def _print_totals(console: Console, found: Estimate) -> None:
@@ -131,40 +188,37 @@ def print_comparison(works: Sequence[Compilation]) -> None:
         console.print(f"{first.topology.ranks} ranks are all that this machine has; beyond, its outermost links repeat")
 
 
-def time_text(us: float) -> str:
-    """Microseconds for people: 12 µs, 3.4 ms, 1.2 s."""
-    size = us
-    for unit in ("µs", "ms", "s"):
-        if size < 1000 or unit == "s":
-            return f"{size:.0f} {unit}" if unit == "µs" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError
-
-
-def collective_counts(work: Compilation) -> dict[str, int]:
-    """AllReduces and AllGathers of a run under the plan, as the planner counts them."""
-    return counted(work.problem, {work.problem.group_of[leaf] for leaf in work.plan.cut.axes})
-
-
-def plan_json(work: Compilation) -> dict[str, Any]:
-    """The plan for machines."""
-    held = holding_of(work)
-    return {
-        "source": {"file": work.source.file, "bytes": work.source.nbytes},
-        "tp": work.plan.mesh.tp,
-        "objective": work.plan.objective,
-        "weights": {"source_bytes": held.source_bytes, "rank_bytes": list(held.rank_bytes)},
-        "collectives": collective_counts(work),
-        "estimate": _estimate_json(estimate_of(work, held)),
-        "dimensions": [asdict(group) for group in work.plan.groups],
-        "whole": [asdict(found) for found in held.whole],
+def plan_json(told: PlanSummary, work: Compilation) -> dict[str, Any]:
+    """The plan for machines. A step's nodes are left out: they are as many as the model's."""
+    shown = {
+        "source": {"file": told.source, "bytes": told.source_bytes},
+        "tp": told.tp,
+        "objective": told.objective,
+        "recipe": told.recipe,
+        "layers": told.layers,
+        "weights": {
+            "source_bytes": sum(row.nbytes for row in told.weights),
+            "rank_bytes": [rank.weights for rank in told.ranks],
+        },
+        "collectives": dict(told.estimate.collectives),
+        "estimate": _estimate_json(told.estimate),
+        "dimensions": [*map(_rounded, told.cut)],
+        "whole_dimensions": [*map(_rounded, told.whole)],
+        "whole_weights": [asdict(found) for found in told.whole_weights],
+        "sent": [*map(_rounded, told.collectives)],
+        "advice": list(told.advice),
         "state": [
             {"input": pair.input.name, "output": pair.output.name, "axis": pair.axis, "kind": pair.kind}
             for pair in work.state
         ],
         "roles": work.roles,
-        "notes": work.warnings,
+        "notes": list(told.notes),
     }
+    return shown
+
+
+def _rounded(row: Any) -> dict[str, Any]:
+    return {name: round(value, 2) if isinstance(value, float) else value for name, value in asdict(row).items()}
 
 
 def _estimate_json(found: Estimate) -> dict[str, Any]:

@@ -6,7 +6,6 @@ import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import asdict
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -15,12 +14,12 @@ from rich.markup import escape
 
 from tpcompile.api import Bundle
 from tpcompile.plan.explain import bytes_text
-from tpcompile.plan.plan import PlannedGroup
+from tpcompile.plan.words import SPOKEN
+from tpcompile.plan_report import SHOWN, print_cut, print_notes
 from tpcompile.verify.inspect import engine_lines
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
+    pass
 
 
 class Progress:
@@ -63,25 +62,15 @@ class Progress:
         self._live.update(self._tasks[line], description=what, completed=done, total=max(total, 1))
 
 
-SHOWN = 12
-SPOKEN = {
-    "all_reduce": "AllReduce",
-    "all_gather": "AllGather",
-    "reduce_scatter": "ReduceScatter",
-    "all_to_all": "AllToAll",
-    "broadcast": "Broadcast",
-}
-
-
 def print_bundle(bundle: Bundle) -> None:
     """What a compile wrote, on stdout."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    manifest, plan = bundle.manifest, bundle.plan
+    manifest = bundle.manifest
     ranks = len(manifest.ranks)
-    if plan is not None and plan.cuts_something:
-        print_groups(console, [group for group in plan.groups if group.axes])
+    if bundle.summary is not None and bundle.summary.cut:
+        print_cut(console, bundle.summary.cut)
         console.print()
     calls = Counter(call.op for call in manifest.collectives)
     spoken = ", ".join(f"{count} {SPOKEN[op]}" for op, count in calls.most_common()) or "no collectives"
@@ -99,59 +88,6 @@ def print_bundle(bundle: Bundle) -> None:
     print_notes(console, bundle.warnings)
     command = f"tpcompile run {shlex.quote(str(bundle.folder))} --inputs x.npz --outputs y.npz"
     console.print(f"run it: {escape(command)}", soft_wrap=True)
-
-
-def print_notes(console: Console, notes: Sequence[str]) -> None:
-    for note in notes[:SHOWN]:
-        console.print(f"[yellow]note[/]: {escape(note)}")
-    if len(notes) > SHOWN:
-        console.print(f"[yellow]note[/]: and {len(notes) - SHOWN} more")
-
-
-def print_groups(console: Console, groups: Sequence[PlannedGroup]) -> None:
-    shown = table("cut", "size", "parts", "saves a rank", "causes")
-    for group in groups:
-        causes = [
-            f"{count} {name}"
-            for count, name in ((group.all_reduces, "AllReduce"), (group.all_gathers, "AllGather"))
-            if count
-        ]
-        shown.add_row(
-            name_of(group, console.width - 64),
-            str(group.size),
-            _parts(group),
-            bytes_text(group.saved_bytes),
-            ", ".join(causes) or "nothing",
-        )
-    console.print(shown)
-
-
-def name_of(group: PlannedGroup, width: int) -> str:
-    times = f"  ×{group.count}" if group.count > 1 else ""
-    return escape(shortened(group.name, width - len(times))) + times
-
-
-def shortened(text: str, width: int) -> str:
-    """The text in `width` columns, without its beginning where it is longer: names differ at their end."""
-    return text if len(text) <= width else f"…{text[len(text) - max(width - 1, 1) :]}"
-
-
-def _parts(group: PlannedGroup) -> str:
-    """ "4 × 128", or the sizes where they differ: "4, 4, 3, 3"."""
-    if len(set(group.blocks)) == 1:
-        return f"{group.degree} × {group.blocks[0]}"
-    if len(group.blocks) <= 4 and group.blocks[0] < 100:
-        return ", ".join(map(str, group.blocks))
-    return f"{group.degree} × {group.blocks[-1]} or {group.blocks[0]}"
-
-
-def table(*columns: str) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
-    for position, column in enumerate(columns):
-        table.add_column(column, overflow="fold", justify="left" if position in (0, len(columns) - 1) else "right")
-    return table
 
 
 def bundle_json(bundle: Bundle) -> dict[str, Any]:

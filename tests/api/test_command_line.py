@@ -185,13 +185,17 @@ def test_json_of_a_plan(source: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert (found["tp"], found["objective"], found["source"]["file"]) == (2, "balanced", "m.onnx")
     assert found["collectives"] == {"all_reduce": 3, "all_gather": 0}
     assert {group["name"]: group["degree"] for group in found["dimensions"]} == {
-        "up0[1]": 2, "table[0]": 2, "table[1]": 1, "head[1]": 1,
+        "up0[1]": 2, "table[0]": 2,
     }  # fmt: skip
+    assert [(group["name"], group["size"]) for group in found["whole_dimensions"]] == [
+        ("table[1]", 16),
+        ("head[1]", 50),
+    ]
     weights = sum(4 * int(size) for size in (50 * 16, 2 * 16 * 36, 2 * 36, 2 * 36 * 16, 16 * 50))
     assert found["weights"]["source_bytes"] == weights
     saved = sum(group["saved_bytes"] for group in found["dimensions"])
     assert found["weights"]["rank_bytes"] == [weights - saved] * 2
-    assert [whole["names"] for whole in found["whole"]] == [["head"]]
+    assert [whole["names"] for whole in found["whole_weights"]] == [["head"]]
     assert found["roles"] == {"tokens": "ids", "logits": "logits"}
 
 
@@ -207,7 +211,7 @@ def test_what_is_printed_for_people(
     assert any(line.startswith("3 AllReduce and 1 AllGather a step, 1 AllReduce a layer; ") for line in lines)
     assert any(line.startswith("8 × H100 SXM5 80 GB, NVLink 4, at ") for line in lines)
     cut = next(index for index, line in enumerate(lines) if line.startswith("cut "))
-    assert lines[cut].split() == ["cut", "size", "parts", "saves", "a", "rank", "causes"]
+    assert lines[cut].split() == ["cut", "as", "parts", "saves", "a", "rank", "causes"]
     assert "too small to gain from these ranks: --objective latency would leave it whole" in lines[cut - 2]
     assert [line.split()[0] for line in lines[cut + 1 : cut + 4]] == ["up0[1]", "head[1]", "table[0]"]
     assert main(["plan", str(source), "--tp", "2", "--pin", "*=whole"]) == 0

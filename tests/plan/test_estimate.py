@@ -15,7 +15,8 @@ from tpcompile.cli import main
 from tpcompile.errors import Refused
 from tpcompile.plan.estimate import Estimate, stops_paying
 from tpcompile.plan.step_time import StepTime
-from tpcompile.plan_report import estimate_of, plan_json
+from tpcompile.plan_report import plan_json
+from tpcompile.plan_summary import estimate_of, summarize
 
 MLP = """(float[batch, 64] x) => (float[batch, 64] y)
 <float[64, 4000] up, float[4000, 64] down>
@@ -129,7 +130,7 @@ def test_what_is_no_list_of_degrees(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_machines_get_the_same_numbers(boards: str) -> None:
     work = tpcompile.plan(model(MLP), 2, sizes={"batch": 5}, topology=boards)
-    told, found = plan_json(work)["estimate"], estimate_of(work)
+    told, found = plan_json(summarize(work), work)["estimate"], estimate_of(work)
     assert told["step_us"]["total"] == round(found.step.total, 2)
     assert told["rank_bytes"]["weights"] == found.rank.weights
     assert (told["topology"], told["sizes"], told["fits"], told["split"]) == ("boards", {"batch": 5}, True, "exact")

@@ -17,7 +17,7 @@ from tpcompile.plan.machine_prices import machine_prices
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.solve import Choice, Solver, Wish, feasible
 from tpcompile.plan.topology import read_topology
-from tpcompile.plan_report import collective_counts
+from tpcompile.plan_summary import estimate_of
 
 SMALL = TWO_LAYERS.replace("50", "20").replace("36", "10")
 MODELS = {
@@ -220,7 +220,7 @@ def test_a_sum_that_several_linear_nodes_read_is_reduced_and_counted(tmp_path: P
         { a = MatMul(x, up)  b = Relu(a)  c = MatMul(b, down)  r = Add(c, x)
         m = ReduceMean<keepdims = 1>(r, last)  d = Sub(r, m)  y = Mul(d, scale) }"""
     )
-    assert collective_counts(tpcompile.plan(source, 2)) == {"all_reduce": 1, "all_gather": 0}
+    assert estimate_of(tpcompile.plan(source, 2)).collectives == {"all_reduce": 1, "all_gather": 0}
     bundle = tpcompile.compile(source, 2, tmp_path / "b")
     assert [call.op for call in bundle.manifest.collectives] == ["all_reduce"]
 
@@ -247,5 +247,5 @@ def test_a_collective_costs_like_experts_and_not_like_their_router(tp: int) -> N
         g = MatMul(x, router)  h = Softmax(g)  i = MatMul(h, back)  y = Mul(c, i) }"""
     )
     work = tpcompile.plan(source, tp)
-    assert collective_counts(work) == {"all_reduce": 1, "all_gather": 0}
+    assert estimate_of(work).collectives == {"all_reduce": 1, "all_gather": 0}
     assert {group.name for group in work.plan.groups if group.axes} == {"up[2]"}

@@ -104,7 +104,7 @@ def holding(analysis: Analysis, problem: Problem, cut: Cut) -> Holding:
                 share = [part * local.local_size(dim, rank) / dim.size for rank, part in enumerate(share)]
         each = [held + nbytes * part for held, part in zip(each, share, strict=True)]
         if all(part == 1 for part in share) and problem.mesh.tp > 1:
-            reasons[_why_whole(analysis, problem, axes, stuck, nodes)].append((value.name, nbytes))
+            reasons[why_whole(analysis, problem, axes, stuck, nodes)].append((value.name, nbytes))
     whole = [
         WholeWeights(
             reason,
@@ -116,7 +116,7 @@ def holding(analysis: Analysis, problem: Problem, cut: Cut) -> Holding:
     return Holding(round(total), tuple(round(held) for held in each), tuple(sorted(whole, key=lambda w: -w.nbytes)))
 
 
-def _why_whole(analysis: Analysis, problem: Problem, axes: list[Dim], stuck: set[Dim], nodes: list) -> str:  # type: ignore[type-arg]
+def why_whole(analysis: Analysis, problem: Problem, axes: list[Dim], stuck: set[Dim], nodes: list) -> str:  # type: ignore[type-arg]
     """The reason that matters most: the one of the largest dimension."""
     sized = sorted((leaf for dim in axes for leaf in leaves(dim) if not leaf.unit), key=lambda leaf: -leaf.sizes[0])
     if not sized:

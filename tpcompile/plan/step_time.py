@@ -15,8 +15,8 @@ from tpcompile.dims.analysis import Analysis, is_metadata
 from tpcompile.dims.cut import Cut, SubAxes
 from tpcompile.dims.dim import Dim, root
 from tpcompile.graph.program import Node, Sizes, Value
-from tpcompile.plan.collectives import Site
-from tpcompile.plan.communication import TIMES, Group, group_of
+from tpcompile.plan.collectives import Site, runs
+from tpcompile.plan.communication import TIMES, Group, Timed, group_of
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.topology import Topology
 from tpcompile.plan.uses import PICKING, item_bytes
@@ -45,6 +45,15 @@ class Call:
     count: float
     bytes: float
     group: Group
+
+    @property
+    def timed(self) -> Timed:
+        """One of them."""
+        return TIMES[self.op](self.group, self.bytes)
+
+    @property
+    def us(self) -> float:
+        return self.timed.us
 
 
 @dataclass
@@ -139,24 +148,43 @@ def computing(analysis: Analysis) -> Iterator[Node]:
     return (node for node in analysis.relations if not is_metadata(node))
 
 
+@dataclass(frozen=True)
+class TimedNode:
+    """How long a node takes and what bounds it: "memory" or "compute", or "fused" where it has no time of its own."""
+
+    node: Node
+    us: float
+    kind: str
+
+
+def timed_nodes(
+    analysis: Analysis, nodes: Iterable[Node], sizes: LocalSizes, topology: Topology
+) -> Iterator[TimedNode]:
+    """The roofline of each node, without what starting it costs; one in a branch of an If counts half."""
+    device = topology.device
+    for node in nodes:
+        work = node_work(analysis, node, sizes)
+        if not work.bytes or (device.fuses and not _stands_alone(analysis, node)):
+            yield TimedNode(node, 0.0, "fused")
+            continue
+        by_memory = work.bytes / device.bytes_per_us
+        by_compute = work.operations / device.operations(computed_in(node))
+        often = runs(node.region)
+        yield TimedNode(node, often * max(by_memory, by_compute), "compute" if by_compute > by_memory else "memory")
+
+
 def step_time(
     analysis: Analysis, cut: Cut, calls: Iterable[Call], topology: Topology, nominal: Callable[[Sizes], int]
 ) -> StepTime:
     """The time of one run at the sizes that `nominal` gives symbols."""
-    device, sizes, found = topology.device, LocalSizes(cut, nominal), StepTime()
-    for node in computing(analysis):
-        work = node_work(analysis, node, sizes)
-        if not work.bytes or (device.fuses and not _stands_alone(analysis, node)):
-            continue
-        by_memory = work.bytes / device.bytes_per_us
-        by_compute = work.operations / device.operations(computed_in(node))
-        if by_compute > by_memory:
-            found.compute += by_compute
-        else:
-            found.memory += by_memory
-        found.starts += device.step_us
+    found = StepTime()
+    for timed in timed_nodes(analysis, computing(analysis), LocalSizes(cut, nominal), topology):
+        if timed.kind != "fused":
+            found.compute += timed.us if timed.kind == "compute" else 0.0
+            found.memory += timed.us if timed.kind == "memory" else 0.0
+            found.starts += topology.device.step_us * runs(timed.node.region)
     for call in calls:
-        found.communication += call.count * TIMES[call.op](call.group, call.bytes).us
+        found.communication += call.count * call.us
         found.sent_bytes += call.count * call.bytes
     return found
 

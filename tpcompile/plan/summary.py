@@ -59,7 +59,7 @@ class WeightRow:
     """A stored tensor: its shape in the model and on the rank with most of it, and its bytes on every rank.
 
     `how` is "column", "row", "vocab", "expert", "gathered" or "whole"; `dimensions` names the cut ones; `reason` says
-    why a whole one is.
+    why a whole one is and `remedy` what would change that ("" where nothing would).
     """
 
     name: str
@@ -71,6 +71,7 @@ class WeightRow:
     how: str
     dimensions: tuple[str, ...]
     reason: str
+    remedy: str
 
 
 @dataclass(frozen=True)
@@ -139,6 +140,16 @@ class RankHolds:
 
 
 @dataclass(frozen=True)
+class WholeWeights:
+    """Weights that every rank holds all of, for one reason, the largest first, and what would change that."""
+
+    reason: str
+    remedy: str
+    names: tuple[str, ...]
+    nbytes: int
+
+
+@dataclass(frozen=True)
 class PlanSummary:
     """A plan, what it comes to, and why.
 
@@ -160,3 +171,20 @@ class PlanSummary:
     step: tuple[StepEntry, ...]
     advice: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def whole_weights(self) -> tuple[WholeWeights, ...]:
+        """The weights that stay whole, by reason, those with most bytes first."""
+        found: dict[tuple[str, str], list[WeightRow]] = {}
+        for row in self.weights:
+            if row.reason:
+                found.setdefault((row.reason, row.remedy), []).append(row)
+        made = [
+            WholeWeights(
+                *why,
+                tuple(row.name for row in sorted(rows, key=lambda row: -row.nbytes)),
+                sum(row.nbytes for row in rows),
+            )
+            for why, rows in found.items()
+        ]
+        return tuple(sorted(made, key=lambda whole: -whole.nbytes))

@@ -1,0 +1,59 @@
+"""What every stored tensor becomes under a cut: a row each, from which everything about what ranks hold is added up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tpcompile.dims.analysis import Analysis
+from tpcompile.dims.cut import Cut
+from tpcompile.dims.dim import Dim
+from tpcompile.graph.program import Node
+from tpcompile.plan.explain import why_whole
+from tpcompile.plan.problem import Problem
+from tpcompile.plan.roles import axis_roles
+from tpcompile.plan.summary import WeightRow
+from tpcompile.plan.uses import stored_bytes, uncut_leaves, weight_uses
+
+
+def weight_rows(analysis: Analysis, problem: Problem, cut: Cut) -> list[WeightRow]:
+    """A row for every stored tensor, in the order of the program."""
+    return list(_rows(analysis, problem, cut))
+
+
+def _rows(analysis: Analysis, problem: Problem, cut: Cut) -> Iterator[WeightRow]:
+    seen = set()
+    ranks = range(problem.mesh.tp)
+    names: dict[int, str] = {group: classes[0].name for group, classes in enumerate(problem.groups)}
+    for value, axes, nodes in weight_uses(analysis):
+        if value.weight is None or value in seen:
+            continue
+        seen.add(value)
+        stuck = uncut_leaves(analysis, value, nodes)
+        held = [leaf for dim in axes for leaf in cut.leaves(dim) if leaf not in stuck]
+        local, nbytes = cut.only(frozenset(held)), stored_bytes(value)
+        share = [1.0] * len(ranks)
+        for dim in axes:
+            if local.leaves(dim):
+                share = [part * local.local_size(dim, rank) / dim.size for rank, part in enumerate(share)]
+        fullest = max(ranks, key=lambda rank: (share[rank], -rank))
+        whole = all(part == 1 for part in share)
+        reason = why_whole(analysis, problem, axes, stuck, nodes) if whole and len(ranks) > 1 else ""
+        yield WeightRow(
+            value.name,
+            value.dtype or "float32",
+            tuple(value.weight.shape),
+            tuple(local.local_size(dim, fullest) for dim in axes),
+            round(nbytes),
+            tuple(round(nbytes * part) for part in share),
+            "whole" if whole else _how(analysis, axes, nodes, local),
+            tuple(dict.fromkeys(names[problem.group_of[leaf]] for leaf in held)),
+            reason,
+            "",
+        )
+
+
+def _how(analysis: Analysis, axes: Sequence[Dim], nodes: Sequence[Node], local: Cut) -> str:
+    """What the axis that is cut into most parts is to the readers."""
+    roles = axis_roles(analysis, axes, nodes)
+    held = [k for k, dim in enumerate(axes) if local.leaves(dim)]
+    return roles[min(held, key=lambda k: local.local_size(axes[k], 0) / axes[k].size)]

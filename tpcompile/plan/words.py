@@ -1,0 +1,32 @@
+"""Numbers and operations as people say them, wherever a plan is told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+SPOKEN = {
+    "all_reduce": "AllReduce",
+    "all_gather": "AllGather",
+    "reduce_scatter": "ReduceScatter",
+    "all_to_all": "AllToAll",
+    "broadcast": "Broadcast",
+}
+
+
+def time_text(us: float) -> str:
+    """Microseconds for people: 1.2 µs, 12 µs, 3.4 ms, 1.2 s."""
+    size = us
+    for unit in ("µs", "ms", "s"):
+        if size < 1000 or unit == "s":
+            return f"{size:.0f} {unit}" if unit == "µs" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
+def parts_text(blocks: Sequence[int]) -> str:
+    """ "4 × 128", or the sizes where they differ: "4, 4, 3, 3"."""
+    if len(set(blocks)) == 1:
+        return f"{len(blocks)} × {blocks[0]}"
+    if len(blocks) <= 4 and blocks[0] < 100:
+        return ", ".join(map(str, blocks))
+    return f"{len(blocks)} × {blocks[-1]} or {blocks[0]}"

@@ -37,7 +37,7 @@ def summarize(work: Compilation) -> PlanSummary:
         source_bytes=work.source.nbytes,
         tp=work.plan.mesh.tp,
         objective=work.plan.objective,
-        recipe="",
+        recipe=request.recipe.name if request.recipe is not None else "",
         estimate=found,
         layers=parts.layers,
         ranks=tuple(parts.ranks(rows, found.rank.caches, found.rank.activations)),

@@ -43,7 +43,7 @@ def _list(what: str, titles: dict[str, str], as_json: bool) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    from tpcompile.report import table
+    from tpcompile.plan_report import table
 
     shown = table(what, "")
     for name, title in titles.items():

@@ -49,13 +49,13 @@ class ChoosePlan:
         work.topology = find_topology(request.topology)
         if request.plan is not None:
             given = read_plan(request.plan, problem)
-            work.plan = make_plan(problem, given.choice, given.objective, given.reasons)
+            work.plan, work.wishes = make_plan(problem, given.choice, given.objective, given.reasons), None
         else:
             wishes = pin_wishes(work.analysis, problem, request.pins)
             answers = self.answers(work)
             solver, choice, cost, wishes = self.solved(work, wishes, answers)
             reasons = reasons_left_whole(solver, choice, cost, wishes)
-            work.plan = make_plan(problem, choice, request.objective, reasons)
+            work.plan, work.wishes = make_plan(problem, choice, request.objective, reasons), wishes
         work.plan = replace(work.plan, cut=spread(work.analysis, work.plan.cut, work.cut_doors))
         if not work.plan.cuts_something and request.tp > 1:
             reason = "cutting anything costs more than it saves" if problem.classes else "nothing in it can be cut"

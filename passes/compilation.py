@@ -14,6 +14,7 @@ from tpcompile.graph.state import StatePair
 from tpcompile.plan.plan import Plan
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.request import Request
+from tpcompile.plan.solve import Wish
 from tpcompile.plan.topology import Topology
 
 T = TypeVar("T")
@@ -56,6 +57,8 @@ class Compilation:
     problem = Later[Problem]()
     topology = Later[Topology]()
     plan = Later[Plan]()
+    wishes = Later[list[Wish] | None]()
+    """What pins and the recipe came to; None where a plan file decided alone."""
     local = Later[LocalProgram]()
 
     def __repr__(self) -> str:

@@ -9,7 +9,6 @@ from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.advice import advice
 from tpcompile.plan.estimate import Estimate, estimate
 from tpcompile.plan.explain import holding
-from tpcompile.plan.pins import pin_wishes
 from tpcompile.plan.summarize import Summarizer
 from tpcompile.plan.summary import PlanSummary
 from tpcompile.plan.weight_rows import weight_rows
@@ -31,7 +30,6 @@ def summarize(work: Compilation) -> PlanSummary:
     request, nominal, found = work.request, nominal_sizes(work), estimate_of(work)
     parts = Summarizer(work.analysis, work.problem, work.plan, work.topology, nominal)
     rows = weight_rows(work.analysis, work.problem, work.plan.cut)
-    wishes = None if request.plan is not None else pin_wishes(work.analysis, work.problem, request.pins)
     return PlanSummary(
         source=work.source.file,
         source_bytes=work.source.nbytes,
@@ -46,6 +44,6 @@ def summarize(work: Compilation) -> PlanSummary:
         weights=tuple(rows),
         collectives=tuple(parts.collectives()),
         step=tuple(parts.step(rows)),
-        advice=tuple(advice(work.analysis, work.problem, work.plan, work.topology, nominal, found, wishes)),
+        advice=tuple(advice(work.analysis, work.problem, work.plan, work.topology, nominal, found, work.wishes)),
         notes=tuple(work.warnings),
     )

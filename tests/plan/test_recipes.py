@@ -14,7 +14,7 @@ from tests.plan.named_models import BERT, LLAMA, T5, VIT, as_exported, decoder
 from tpcompile.errors import Refused
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.recipe import find_recipe, recipe_names
-from tpcompile.plan_report import collective_counts
+from tpcompile.plan_summary import estimate_of
 
 EXPERTS = {"gate": "mlp.experts.0.w1.weight", "up": "mlp.experts.0.w3.weight", "down": "mlp.experts.0.w2.weight"}
 
@@ -38,7 +38,7 @@ def test_megatron_on_a_model_without_names() -> None:
     assert cut_places(work) == dict.fromkeys(
         ["table[0]", "q[1]", "k[1]", "v[1]", "o[0]", "gate[1]", "up[1]", "down[0]", "head[1]"], 2
     )
-    assert collective_counts(work) == {"all_reduce": 3, "all_gather": 1}
+    assert estimate_of(work).collectives == {"all_reduce": 3, "all_gather": 1}
     assert [group.reason for group in work.plan.groups if group.name == "table[1]"] == ["recipe megatron: table vocab"]
 
 
@@ -68,7 +68,7 @@ def test_megatron_holds_where_something_else_would_be_cheaper(tmp_path: Path) ->
 @pytest.mark.parametrize("tp", [2, 3])
 def test_families_on_small_models(recipe: str, source: onnx.ModelProto, tp: int, tmp_path: Path) -> None:
     work = tpcompile.plan(source, tp, recipe=recipe)
-    assert collective_counts(work) == {"all_reduce": 3, "all_gather": 1}
+    assert estimate_of(work).collectives == {"all_reduce": 3, "all_gather": 1}
     assert [note for note in work.warnings if "passed over" in note] == []
     bundle = tpcompile.compile(source, tp, tmp_path / "b", recipe=recipe, verify=True)
     assert bundle.report is not None and bundle.report.ok
@@ -94,7 +94,7 @@ def test_families_on_real_graphs(recipe: str, graph: str, reduces: int, gathers:
     """As many collectives as Megatron-LM has by hand, and the numbers of the source."""
     source = zoo.model(graph)
     work = tpcompile.plan(source, 4, recipe=recipe)
-    counts = collective_counts(work)
+    counts = estimate_of(work).collectives
     assert (counts.get("all_reduce", 0), counts.get("all_gather", 0)) == (reduces, gathers)
     tpcompile.compile(source, 2, tmp_path / "b", recipe=recipe)
     assert error_of(source, tmp_path / "b", zoo.feeds(graph)) <= LIMIT

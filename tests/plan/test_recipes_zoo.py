@@ -10,7 +10,7 @@ import pytest
 import tpcompile
 from tests import zoo
 from tpcompile.plan.explain import holding
-from tpcompile.plan_report import collective_counts
+from tpcompile.plan_summary import estimate_of
 
 FOLDER = Path(__file__).parents[3] / "shared" / "zoo"
 GRAPHS = [
@@ -35,5 +35,5 @@ def test_families_meet_the_bars(recipe: str, name: str) -> None:
     bars = json.loads((FOLDER / "expect.json").read_text())[name]
     work = tpcompile.plan(zoo.model(name, FOLDER), 4, recipe=recipe)
     found = holding(work.analysis, work.problem, work.plan.cut)
-    assert sum(collective_counts(work).values()) <= bars["collectives"]["4"]
+    assert sum(estimate_of(work).collectives.values()) <= bars["collectives"]["4"]
     assert max(found.rank_bytes) / found.source_bytes <= bars["share"]["4"] + 0.004

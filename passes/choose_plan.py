@@ -15,6 +15,7 @@ from tpcompile.plan.asks import Answer, Asker, settle
 from tpcompile.plan.balance import spread
 from tpcompile.plan.cost import Prices
 from tpcompile.plan.explain import reasons_left_whole
+from tpcompile.plan.gathered import choose_gathered
 from tpcompile.plan.machine_prices import machine_prices
 from tpcompile.plan.pins import pin_wishes, solve_with
 from tpcompile.plan.plan import make_plan
@@ -48,7 +49,7 @@ class ChoosePlan:
         )
         work.topology = find_topology(request.topology)
         if request.plan is not None:
-            given = read_plan(request.plan, problem)
+            given, answers = read_plan(request.plan, problem), []
             work.plan, work.wishes = make_plan(problem, given.choice, given.objective, given.reasons), None
         else:
             wishes = pin_wishes(work.analysis, problem, request.pins)
@@ -57,6 +58,9 @@ class ChoosePlan:
             reasons = reasons_left_whole(solver, choice, cost, wishes)
             work.plan, work.wishes = make_plan(problem, choice, request.objective, reasons), wishes
         work.plan = replace(work.plan, cut=spread(work.analysis, work.plan.cut, work.cut_doors))
+        gathered, notes = choose_gathered(work.program, request.tp, request.pins, [answer.ask for answer in answers])
+        work.plan = replace(work.plan, gathered=gathered)
+        work.warnings += notes
         if not work.plan.cuts_something and request.tp > 1:
             reason = "cutting anything costs more than it saves" if problem.classes else "nothing in it can be cut"
             if request.plan is not None or request.pins:

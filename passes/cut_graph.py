@@ -24,7 +24,13 @@ class CutGraph:
             return f"{node.op} {node.name} runs cut along {', '.join(sorted(cut))}" if cut else ""
 
         rewriter = Rewriter(
-            work.analysis, work.plan.cut, work.cut_doors, work.samples.describe, because, work.request.reduce_dtype
+            work.analysis,
+            work.plan.cut,
+            work.cut_doors,
+            work.samples.describe,
+            because,
+            work.request.reduce_dtype,
+            work.plan.gathered,
         )
         work.local = rewriter.run()
         return f"{len(work.local.nodes)} nodes, {len(work.local.collectives)} collectives"

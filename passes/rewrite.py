@@ -40,6 +40,7 @@ class Rewriter:
         describe: a size as the source spells it.
         because: why a node's sum is reduced or a value gathered, for the manifest.
         reduce_dtype: "float32" to sum half precision in float32, "model" to sum it as it is.
+        gathered: weights that are stored cut and gathered before use.
     """
 
     analysis: Analysis
@@ -48,11 +49,12 @@ class Rewriter:
     describe: Callable[[Sizes], str | None]
     because: Callable[[Node], str]
     reduce_dtype: str = "float32"
+    gathered: frozenset[Value] = frozenset()
 
     def run(self) -> LocalProgram:
         program = self.analysis.program
         self.emitter = Emitter(self.cut.mesh, list(program.values), program.opsets.get("", 0))
-        self.versions = Versions(self.analysis, self.cut, self.emitter, self.describe, self.reduce_dtype)
+        self.versions = Versions(self.analysis, self.cut, self.emitter, self.describe, self.reduce_dtype, self.gathered)
         self.sizes = LocalSizes(self.emitter, lambda node, index: self._operand(node, index, NONE))
         self.active = {node: active_leaves(self.analysis, self.cut, node) for node in self.analysis.relations}
         self._natives()

@@ -16,6 +16,7 @@ from tpcompile.graph.local import LocalSize, LocalWeight
 from tpcompile.graph.program import Sizes, Value
 from tpcompile.graph.tensors import ONNX_DTYPES
 from tpcompile.passes.emit import Emitter
+from tpcompile.passes.gathered_weights import assembled
 from tpcompile.plan.uses import HALVES, item_bytes
 from tpcompile.weights.ranges import Part, Ranges, ranges_of
 
@@ -36,6 +37,7 @@ class Versions:
     emitter: Emitter
     describe: Callable[[Sizes], str | None]
     reduce_dtype: str = "float32"
+    gathered: frozenset[Value] = frozenset()
     native: dict[Value, Leaves] = field(default_factory=dict)
     partial: dict[Value, frozenset[int]] = field(default_factory=dict)
     final: dict[Value, Leaves] = field(default_factory=dict)
@@ -97,6 +99,8 @@ class Versions:
         shared = axes is self.analysis.axes[value]
         if shared and quick in self._quick:
             return self._quick[quick]
+        if value in self.gathered and not mask and not self._cut_along(axes, want):
+            return self._assembled(value)
         parts = tuple(Part(tuple(self.ranges(dim, want, rank) for dim in axes)) for rank in range(self.cut.mesh.tp))
         zeroed = frozenset(rank for rank in range(self.cut.mesh.tp) if not self.starts(rank, mask))
         key = (value.weight.name, parts, zeroed)
@@ -107,6 +111,18 @@ class Versions:
             self.emitter.program.weights.append(LocalWeight(self._weights[key], value.weight, parts, zeroed))
         if shared:
             self._quick[quick] = self._weights[key]
+        return self._weights[key]
+
+    def _cut_along(self, axes: Sequence[Dim], want: Leaves) -> bool:
+        return any(self.cut.only(want).leaves(dim) for dim in axes)
+
+    def _assembled(self, value: Value) -> str:
+        """The whole of a weight that is stored cut."""
+        key = (value, "gathered")
+        if key not in self._weights:
+            name = self.emitter.name(value.name) if value in self._stored else value.name
+            self._stored.add(value)
+            self._weights[key] = assembled(self.emitter, value, name, self.cut.mesh)
         return self._weights[key]
 
     def ranges(self, dim: Dim, held: Leaves, rank: int) -> Ranges | None:

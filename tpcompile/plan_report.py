@@ -12,7 +12,7 @@ from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.estimate import Estimate, stops_paying
 from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.step_time import StepTime
-from tpcompile.plan.summary import CutDimension, PlanSummary
+from tpcompile.plan.summary import PlanSummary
 from tpcompile.plan.words import SPOKEN, parts_text, time_text
 from tpcompile.plan_summary import estimate_of
 
@@ -32,9 +32,7 @@ def print_plan(told: PlanSummary) -> None:
     ranks = "1 rank" if told.tp == 1 else f"{told.tp} ranks"
     console.print(f"[bold]{escape(told.source)}[/] on {ranks}\n")
     _print_totals(console, told.estimate)
-    if told.cut:
-        print_cut(console, told.cut)
-        console.print()
+    print_cut(console, told)
     if told.whole:
         shown = table("dimension left whole", "size", "why")
         for whole in told.whole[:SHOWN]:
@@ -78,20 +76,29 @@ def _cheaper_places(told: PlanSummary) -> list[str]:
     return lines
 
 
-def print_cut(console: Console, cut: Sequence[CutDimension]) -> None:
+def print_cut(console: Console, told: PlanSummary) -> None:
     """What is cut: how, into which parts, what that saves and which collectives it causes."""
-    rows = []
-    for found in cut:
+    rows, names = [], [(found.name, found.count) for found in told.cut]
+    for found in told.cut:
         calls = ", ".join(f"{count} {SPOKEN[op]}" for op, count in found.collectives.items())
         saves = f"{bytes_text(found.saved_bytes)}, {time_text(found.saved_us)}"
         causes = f"{calls}, {time_text(found.collectives_us)}" if calls else "nothing"
         rows.append((found.how, parts_text(found.blocks), saves, causes))
+    stored = [row for row in told.weights if row.how == "gathered"]
+    if stored:
+        saved = sum(row.nbytes - max(row.rank_bytes) for row in stored)
+        us = sum(row.us for row in told.collectives if not row.dimensions)
+        names.append(("weights gathered before use", 1))
+        rows.append(("gather", str(told.tp), bytes_text(saved), f"{len(stored)} AllGather, {time_text(us)}"))
+    if not rows:
+        return
     heads = ("as", "parts", "saves a rank", "causes")
     taken = sum(max(map(len, column)) + 2 for column in zip(heads, *rows, strict=True))
     shown = table("cut", *heads)
-    for found, row in zip(cut, rows, strict=True):
-        shown.add_row(name_of(found.name, found.count, console.width - taken), *row)
+    for (name, count), row in zip(names, rows, strict=True):
+        shown.add_row(name_of(name, count, console.width - taken), *row)
     console.print(shown)
+    console.print()
 
 
 def name_of(name: str, count: int, width: int) -> str:
@@ -155,8 +162,6 @@ def _print_totals(console: Console, found: Estimate) -> None:
     )
     if found.tp > 1:
         console.print(f"one device: {time_text(found.alone.total)}, so {found.speedup:.1f} times as fast")
-        if found.speedup < 1 and found.cuts:
-            console.print("too small to gain from these ranks: --objective latency would leave it whole")
         console.print()
     else:
         console.print()

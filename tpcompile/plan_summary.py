@@ -3,33 +3,36 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from tpcompile.passes.choose_plan import nominal_sizes, symbol_values
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.advice import advice
 from tpcompile.plan.estimate import Estimate, estimate
-from tpcompile.plan.explain import holding
 from tpcompile.plan.summarize import Summarizer
-from tpcompile.plan.summary import PlanSummary
+from tpcompile.plan.summary import PlanSummary, WeightRow
 from tpcompile.plan.weight_rows import weight_rows
 
 
-def estimate_of(work: Compilation) -> Estimate:
-    """What a plan comes to on its request's topology, at its request's sizes."""
+def estimate_of(work: Compilation, rows: Sequence[WeightRow] | None = None) -> Estimate:
+    """What a plan comes to on its request's topology, at its request's sizes; `rows` where they are known already."""
     values = symbol_values(work)
-    held = holding(work.analysis, work.problem, work.plan.cut)
+    rows = weight_rows(work.analysis, work.problem, work.plan) if rows is None else rows
+    held = [sum(row.rank_bytes[rank] for row in rows) for rank in range(work.plan.mesh.tp)]
     tokens = next((value for value in work.program.inputs if value.name == work.roles.get("tokens")), None)
     nominal = nominal_sizes(work)
     count = math.prod(nominal(sizes) for sizes in tokens.sizes or ()) if tokens is not None else 1
     shown = {symbol: values[symbol] for symbol in values if not symbol.startswith("#")}
-    return estimate(work.analysis, work.problem, work.plan, held, work.topology, nominal, shown, count)
+    whole = sum(row.nbytes for row in rows)
+    return estimate(work.analysis, work.problem, work.plan, held, whole, work.topology, nominal, shown, count)
 
 
 def summarize(work: Compilation) -> PlanSummary:
     """What is told of a plan; needs the passes up to the plan, and no weights."""
-    request, nominal, found = work.request, nominal_sizes(work), estimate_of(work)
+    request, nominal = work.request, nominal_sizes(work)
+    rows = weight_rows(work.analysis, work.problem, work.plan)
+    found = estimate_of(work, rows)
     parts = Summarizer(work.analysis, work.problem, work.plan, work.topology, nominal)
-    rows = weight_rows(work.analysis, work.problem, work.plan.cut)
     return PlanSummary(
         source=work.source.file,
         source_bytes=work.source.nbytes,

@@ -69,9 +69,8 @@ def print_bundle(bundle: Bundle) -> None:
     console = Console(highlight=False)
     manifest = bundle.manifest
     ranks = len(manifest.ranks)
-    if bundle.summary is not None and bundle.summary.cut:
-        print_cut(console, bundle.summary.cut)
-        console.print()
+    if bundle.summary is not None:
+        print_cut(console, bundle.summary)
     calls = Counter(call.op for call in manifest.collectives)
     spoken = ", ".join(f"{count} {SPOKEN[op]}" for op, count in calls.most_common()) or "no collectives"
     console.print(f"[bold]{escape(str(bundle.folder))}[/]  {ranks} rank{'s' if ranks > 1 else ''}, {spoken}")

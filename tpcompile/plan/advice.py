@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.dim import leaves
@@ -85,7 +86,7 @@ def advice(
     if wishes is not None and plan.objective != "latency" and plan.mesh.tp > 1:
         yield from _faster_plan(analysis, problem, plan, topology, nominal, found, wishes)
     inner = topology.levels[0].ranks
-    reduces = [call for site, call in calls_of(problem, plan.cut, topology).items() if site.op == "all_reduce"]
+    reduces = [call for site, call in calls_of(problem, plan, topology).items() if site.op == "all_reduce"]
     if plan.mesh.tp > inner and reduces:
         nbytes = max(call.bytes for call in reduces)
         across, within = (all_reduce(group_of(topology, tuple(range(n))), nbytes).us for n in (plan.mesh.tp, inner))
@@ -108,8 +109,8 @@ def _faster_plan(
     solved = Solver(problem, machine_prices(analysis, problem, topology, nominal)).solve(wishes)
     if solved is None:
         return
-    other = make_plan(problem, solved[0], "latency", {})
-    step = step_time(analysis, other.cut, calls_of(problem, other.cut, topology).values(), topology, nominal)
+    other = replace(make_plan(problem, solved[0], "latency", {}), gathered=plan.gathered)
+    step = step_time(analysis, other.cut, calls_of(problem, other, topology).values(), topology, nominal)
     if step.total > found.step.total * (1 - WORTH_TELLING):
         return
     mine, its = ({group.name: group.axes for group in each.groups if group.axes} for each in (plan, other))

@@ -29,7 +29,7 @@ class Ask:
 
     Attributes:
         label: who asks for what, for messages: "recipe llama: 'q_proj=column'".
-        kind: column, row, vocab, expert or whole.
+        kind: column, row, vocab, expert, whole or gather.
         uses: the weights, with their dims and readers.
         dims: dimensions that should stay whole, wherever they stand.
         optional: whether it is passed over where it cannot be.
@@ -84,7 +84,7 @@ class Asker:
         """What an ask wishes of one weight, and what is to be said of it."""
         value, axes, nodes = use
         stuck = uncut_leaves(self.analysis, value, nodes)
-        if ask.kind == "whole":
+        if ask.kind in ("whole", "gather"):
             return [Wish(ask.label, (self._groups(leaf for dim in axes for leaf in leaves(dim)),), False)], ""
         roles = axis_roles(self.analysis, axes, nodes)
         meant = [dim for dim, role in zip(axes, roles, strict=True) if role == ask.kind]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import statistics
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
@@ -97,15 +96,6 @@ def add_reductions(
     typical = statistics.median(of_products or [nbytes for _, nbytes, _ in found] or [1])
     for groups, nbytes, share in found:
         problem.reduction_weights[groups] += share * min(max(nbytes / max(typical, 1), 1.0), LARGEST_WEIGHT)
-
-
-def counted(problem: Problem, cut: Container[int]) -> dict[str, int]:
-    """How many of each collective a run has where these groups are cut."""
-    found: dict[str, float] = {"all_reduce": 0.0, "all_gather": 0.0}
-    for site in problem.sites:
-        if site.caused(cut):
-            found[site.op] += site.runs
-    return {op: math.ceil(count) for op, count in found.items()}
 
 
 def runs(region: Region | None) -> float:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.cut import Cut, Mesh
 from tpcompile.graph.program import Sizes
-from tpcompile.plan.collectives import counted
-from tpcompile.plan.explain import Holding
 from tpcompile.plan.plan import Plan
 from tpcompile.plan.problem import Problem
-from tpcompile.plan.step_time import StepTime, calls_of, peak_activations, step_time
+from tpcompile.plan.step_time import StepTime, calls_of, counted, peak_activations, step_time
 from tpcompile.plan.topology import Topology
+from tpcompile.plan.uses import stored_bytes
 
 PAYS = 1.25
 """Twice as many ranks pay where they are at least this many times as fast."""
@@ -77,22 +76,26 @@ def estimate(
     analysis: Analysis,
     problem: Problem,
     plan: Plan,
-    held: Holding,
+    weights: Sequence[int],
+    source_bytes: int,
     topology: Topology,
     nominal: Callable[[Sizes], int],
     sizes: Mapping[str, int],
     tokens: int,
 ) -> Estimate:
-    """What a plan comes to; `problem` was built at the sizes that `nominal` gives symbols, which are `sizes`."""
+    """What a plan comes to; `problem` was built at the sizes that `nominal` gives symbols, which are `sizes`.
+
+    `weights` are the bytes of them on each rank, of `source_bytes` in the model.
+    """
     cut, uncut = plan.cut, Cut(Mesh(1), {})
-    calls = calls_of(problem, cut, topology).values()
-    counts = counted(problem, {problem.group_of[leaf] for leaf in cut.axes})
+    calls = calls_of(problem, plan, topology).values()
+    counts = counted(calls)
     return Estimate(
         topology,
         plan.mesh.tp,
         dict(sizes),
-        Memory(max(held.rank_bytes), _cache_bytes(problem, cut), peak_activations(analysis, cut, nominal)),
-        Memory(held.source_bytes, sum(problem.caches.values()), peak_activations(analysis, uncut, nominal)),
+        Memory(max(weights), _cache_bytes(problem, cut), _activations(analysis, plan, nominal)),
+        Memory(source_bytes, sum(problem.caches.values()), peak_activations(analysis, uncut, nominal)),
         step_time(analysis, cut, calls, topology, nominal),
         step_time(analysis, uncut, (), topology, nominal),
         tokens,
@@ -101,6 +104,12 @@ def estimate(
         plan.cuts_something,
         _split(plan),
     )
+
+
+def _activations(analysis: Analysis, plan: Plan, nominal: Callable[[Sizes], int]) -> float:
+    """Computed values at their peak, and the largest weight that is gathered on top of them."""
+    whole = max(map(stored_bytes, plan.gathered), default=0.0)
+    return peak_activations(analysis, plan.cut, nominal) + whole
 
 
 def _cache_bytes(problem: Problem, cut: Cut) -> float:

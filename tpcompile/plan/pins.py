@@ -25,7 +25,7 @@ def pin_wishes(analysis: Analysis, problem: Problem, pins: Sequence[tuple[str, s
 
     column: the output dim of the product is cut over all ranks; row: the dim that is summed over; vocab: the rows that
     ids look up; expert: the outermost axis of a weight of three or more, which a batched product keeps or a route
-    looks up; whole: nothing of the weight.
+    looks up; whole: nothing of the weight; gather: nothing of what is computed, though it is stored cut.
 
     Raises:
         Refused: TP104 a pattern that matches no weight, or a way to lie that the weight does not have.
@@ -59,7 +59,7 @@ def _wishes_of(
     def groups(inside: Iterable[Dim]) -> frozenset[int]:
         return frozenset(problem.group_of[leaf] for leaf in inside if leaf in problem.group_of and leaf not in stuck)
 
-    if kind == "whole":
+    if kind in ("whole", "gather"):
         return [Wish(label, (groups(leaf for dim in axes for leaf in leaves(dim)),), False)]
     roles = axis_roles(analysis, axes, nodes)
     if kind not in roles:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpcompile.dims.cut import Cut, Mesh, SubAxes, block
+from tpcompile.graph.program import Value
 from tpcompile.plan.problem import DimClass, Problem
 
 
@@ -34,16 +35,20 @@ class PlannedGroup:
 
 @dataclass(frozen=True)
 class Plan:
-    """The decision over a whole graph. `cut` is what everything else is computed from."""
+    """The decision over a whole graph. `cut` is what everything else is computed from.
+
+    `gathered` are weights that are stored cut all the same, and gathered whole before use.
+    """
 
     mesh: Mesh
     objective: str
     cut: Cut
     groups: tuple[PlannedGroup, ...]
+    gathered: frozenset[Value] = frozenset()
 
     @property
     def cuts_something(self) -> bool:
-        return bool(self.cut.axes)
+        return bool(self.cut.axes or self.gathered)
 
 
 def make_plan(problem: Problem, choice: Mapping[int, SubAxes], objective: str, reasons: Mapping[int, str]) -> Plan:

@@ -13,7 +13,7 @@ from tpcompile.plan.cost import OBJECTIVES
 from tpcompile.plan.recipe import Recipe
 from tpcompile.plan.topology import DEFAULT
 
-PIN_KINDS = ("column", "row", "vocab", "expert", "whole")
+PIN_KINDS = ("column", "row", "vocab", "expert", "whole", "gather")
 OUTPUT_KINDS = ("whole", "shard")
 REDUCE_DTYPES = ("float32", "model")
 ROLES = ("tokens", "mask", "positions", "logits")

@@ -17,9 +17,10 @@ from tpcompile.dims.dim import Dim, root
 from tpcompile.graph.program import Node, Sizes, Value
 from tpcompile.plan.collectives import Site, runs
 from tpcompile.plan.communication import TIMES, Group, Timed, group_of
+from tpcompile.plan.plan import Plan
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.topology import Topology
-from tpcompile.plan.uses import PICKING, item_bytes
+from tpcompile.plan.uses import PICKING, item_bytes, stored_bytes
 
 VIEWS = frozenset(("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity"))
 """They move nothing."""
@@ -202,20 +203,34 @@ def computed_in(node: Node) -> str:
     return next((kind for kind in kinds if kind.startswith(("float", "bfloat"))), kinds[0] if kinds else "float32")
 
 
-def calls_of(problem: Problem, cut: Cut, topology: Topology) -> dict[Site, Call]:
-    """The collectives of a run under a cut, as the planner counts them, by where they are."""
+def calls_of(problem: Problem, plan: Plan, topology: Topology) -> dict[Site, Call]:
+    """The collectives of a run under a plan, as the planner counts them, by where they are."""
     mesh = problem.mesh
-    axes_of = {problem.group_of[leaf]: axes for leaf, axes in cut.axes.items()}
+    axes_of = {problem.group_of[leaf]: axes for leaf, axes in plan.cut.axes.items()}
     crossed: dict[SubAxes, Group] = {}
+
+    def call(site: Site, over: SubAxes) -> Call:
+        if over not in crossed:
+            crossed[over] = group_of(topology, tuple(mesh.groups(over)[0]))
+        return Call(site.op, site.runs, site.nbytes, crossed[over])
+
     found: dict[Site, Call] = {}
     for site in problem.sites:
         if site.caused(axes_of):
             lost = (max(site.groups),) if site.both else site.groups  # a cache stays cut along one axis
-            over = tuple(sorted({axis for group in lost for axis in axes_of.get(group, ())}))
-            if over not in crossed:
-                crossed[over] = group_of(topology, tuple(mesh.groups(over)[0]))
-            found[site] = Call(site.op, site.runs, site.nbytes, crossed[over])
+            found[site] = call(site, tuple(sorted({axis for group in lost for axis in axes_of.get(group, ())})))
+    for value in sorted(plan.gathered, key=lambda value: value.name):
+        site = Site("all_gather", value, frozenset(), round(stored_bytes(value)), 1.0)
+        found[site] = call(site, mesh.all_axes)
     return found
+
+
+def counted(calls: Iterable[Call]) -> dict[str, int]:
+    """How many of each collective a run has."""
+    found = {"all_reduce": 0.0, "all_gather": 0.0}
+    for call in calls:
+        found[call.op] += call.count
+    return {op: math.ceil(count) for op, count in found.items()}
 
 
 def peak_activations(analysis: Analysis, cut: Cut, nominal: Callable[[Sizes], int]) -> float:

@@ -44,7 +44,7 @@ class Summarizer:
 
     @cached_property
     def calls(self) -> dict[Site, Call]:
-        return calls_of(self.problem, self.plan.cut, self.topology)
+        return calls_of(self.problem, self.plan, self.topology)
 
     @cached_property
     def layer(self) -> tuple[int, dict[Node, int]]:

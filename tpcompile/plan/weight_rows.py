@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.cut import Cut
 from tpcompile.dims.dim import Dim
-from tpcompile.graph.program import Node
+from tpcompile.graph.program import Node, Value, Weight
 from tpcompile.plan.explain import why_whole
+from tpcompile.plan.gathered import local_shape
+from tpcompile.plan.plan import Plan
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.roles import axis_roles
 from tpcompile.plan.summary import WeightRow
 from tpcompile.plan.uses import stored_bytes, uncut_leaves, weight_uses
 
 
-def weight_rows(analysis: Analysis, problem: Problem, cut: Cut) -> list[WeightRow]:
+def weight_rows(analysis: Analysis, problem: Problem, plan: Plan) -> list[WeightRow]:
     """A row for every stored tensor, in the order of the program."""
-    return list(_rows(analysis, problem, cut))
+    return list(_rows(analysis, problem, plan))
 
 
-def _rows(analysis: Analysis, problem: Problem, cut: Cut) -> Iterator[WeightRow]:
-    seen = set()
+def _rows(analysis: Analysis, problem: Problem, plan: Plan) -> Iterator[WeightRow]:
+    seen, cut = set(), plan.cut
     ranks = range(problem.mesh.tp)
     names: dict[int, str] = {group: classes[0].name for group, classes in enumerate(problem.groups)}
     for value, axes, nodes in weight_uses(analysis):
         if value.weight is None or value in seen:
             continue
         seen.add(value)
+        if value in plan.gathered:
+            yield _gathered(value, value.weight, problem.mesh.tp)
+            continue
         stuck = uncut_leaves(analysis, value, nodes)
         held = [leaf for dim in axes for leaf in cut.leaves(dim) if leaf not in stuck]
         local, nbytes = cut.only(frozenset(held)), stored_bytes(value)
@@ -50,6 +56,15 @@ def _rows(analysis: Analysis, problem: Problem, cut: Cut) -> Iterator[WeightRow]
             reason,
             "",
         )
+
+
+def _gathered(value: Value, weight: Weight, tp: int) -> WeightRow:
+    """The row of a weight that is stored cut and gathered before use."""
+    held = [local_shape(weight, tp, rank) for rank in range(tp)]
+    each, name = stored_bytes(value) / math.prod(weight.shape), value.name
+    nbytes = tuple(round(each * math.prod(shape)) for shape in held)
+    shape, dtype = tuple(weight.shape), value.dtype or "float32"
+    return WeightRow(name, dtype, shape, held[0], round(stored_bytes(value)), nbytes, "gathered", (), "", "")
 
 
 def _how(analysis: Analysis, axes: Sequence[Dim], nodes: Sequence[Node], local: Cut) -> str:

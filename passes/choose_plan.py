@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import ClassVar
 
+from tpcompile.annotations.read import follow
 from tpcompile.dims.cut import Mesh
 from tpcompile.errors import refuse
 from tpcompile.graph.program import Sizes
@@ -52,7 +53,7 @@ class ChoosePlan:
             given, answers = read_plan(request.plan, problem), []
             work.plan, work.wishes = make_plan(problem, given.choice, given.objective, given.reasons), None
         else:
-            wishes = pin_wishes(work.analysis, problem, request.pins)
+            wishes = [*pin_wishes(work.analysis, problem, request.pins), *self.annotated(work)]
             answers = self.answers(work)
             solver, choice, cost, wishes = self.solved(work, wishes, answers)
             reasons = reasons_left_whole(solver, choice, cost, wishes)
@@ -75,6 +76,18 @@ class ChoosePlan:
             work.warnings.append(f"{reason}: every rank runs the whole model")
         cut = sum(1 for group in work.plan.groups if group.axes)
         return f"{cut} of {len(work.plan.groups)} kinds of dimension cut"
+
+    def annotated(self, work: Compilation) -> list[Wish]:
+        """What the model's own annotations wish, where they are to be followed; it is said that they are."""
+        if work.request.annotations == "ignore":
+            return []
+        found = follow(work.source.proto, work.source.file, work.analysis, work.problem)
+        if found.tensors:
+            work.warnings.append(
+                f"{found.tensors} annotations of weights decide the plan, as configuration '{found.configuration}' of "
+                "the model says (--annotations ignore leaves them aside)"
+            )
+        return found.wishes
 
     def answers(self, work: Compilation) -> list[Answer]:
         """What the recipe comes to on this model, but for weights that are pinned explicitly."""

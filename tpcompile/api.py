@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from tpcompile import pipeline
+from tpcompile.annotations.save import check_annotate, save
+from tpcompile.annotations.write import annotate as write_annotations
 from tpcompile.bundle.manifest import Manifest
 from tpcompile.bundle.write import BundleFolder, check_target, locked
 from tpcompile.errors import NumbersDiffer, refuse
@@ -127,6 +129,8 @@ def compile(
     collective_boundary: bool = False,
     engine_timeout_s: float = ENGINE_TIMEOUT_S,
     triton: str | Path | None = None,
+    annotations: str = "follow",
+    annotate: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Bundle:
     """Compile a model for `tp` ranks into a folder.
@@ -161,6 +165,8 @@ def compile(
         collective_boundary: let engines fuse nothing across a collective.
         engine_timeout_s: how long the engine of a rank may take.
         triton: a model repository to write the engines into, for Triton's multi-device mode.
+        annotations: "follow" what the model's own sharding annotations say of its weights, or "ignore" them.
+        annotate: a file beside the model to write it to, with the plan as ONNX's annotations.
         progress: told of work under way.
 
     Raises:
@@ -168,7 +174,7 @@ def compile(
     """
     request = _request(
         tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe,
-        reduce_dtype, dialect=dialect,
+        reduce_dtype, dialect=dialect, annotations=annotations,
     )  # fmt: skip
     engines = None
     if triton is not None:
@@ -194,6 +200,8 @@ def compile(
         dynamic=dynamic,
     )
     _keep_source(source, target)
+    if annotate is not None:
+        check_annotate(Path(annotate), source, force)
     work = _through(source, request, pipeline.PLANNING + pipeline.REWRITING, progress)
     summary = summarize(work)
     report = None
@@ -224,6 +232,8 @@ def compile(
 
             made = build_engines(folder, manifest, engines, progress)
             manifest, notes = made.manifest, (*notes, *made.notes)
+    if annotate is not None:
+        notes = (*notes, *_annotate(work, Path(annotate)))
     if triton is not None:
         from tpcompile.targets.triton import write_repository
 
@@ -248,14 +258,29 @@ def plan(
     strict: bool = False,
     allow_links: bool = False,
     example_inputs: Any = None,
+    annotations: str = "follow",
+    annotate: str | Path | None = None,
     progress: Progress | None = None,
 ) -> Compilation:
     """Plan without writing anything; the model's weights need not be there. Arguments as for `compile`."""
     request = _request(
-        tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe
+        tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe,
+        annotations=annotations,
     )  # fmt: skip
     source = open_model(model, allow_links=allow_links, require_data=False, example_inputs=example_inputs)
-    return _through(source, request, pipeline.PLANNING, progress)
+    if annotate is not None:
+        check_annotate(Path(annotate), source, force=False)
+    work = _through(source, request, pipeline.PLANNING, progress)
+    if annotate is not None:
+        work.warnings += _annotate(work, Path(annotate))
+    return work
+
+
+def _annotate(work: Compilation, out: Path) -> list[str]:
+    """Write the model with the plan as annotations; what is worth telling of that."""
+    annotated = write_annotations(work.source.proto, work.analysis, work.plan.cut, work.cut_doors)
+    save(annotated, out)
+    return [f"{out.name}: {note}" for note in annotated.notes()]
 
 
 def _request(

@@ -174,6 +174,15 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
         help="refuse where something would run whole for want of a rule, or nothing is cut",
     )
     parser.add_argument("--allow-links", action="store_true", help="follow links among the model's data files")
+    parser.add_argument(
+        "--annotate", type=Path, metavar="FILE", help="write the model there, with the plan as ONNX's own annotations"
+    )
+    parser.add_argument(
+        "--annotations",
+        default="follow",
+        metavar="follow|ignore",
+        help="what to do with a model's own annotations (default: follow what they say of weights)",
+    )
     parser.add_argument("--json", action="store_true", help="print JSON for machines")
 
 
@@ -220,5 +229,6 @@ def model_wishes(arguments: argparse.Namespace) -> dict[str, Any]:
         "sizes": read_sizes(arguments.sizes), "plan": arguments.plan, "strict": arguments.strict,
         "state": read_pairs("--state", arguments.state), "roles": read_pairs("--role", arguments.role),
         "allow_links": arguments.allow_links, "topology": arguments.topology,
+        "annotations": arguments.annotations, "annotate": arguments.annotate,
         "memory_per_rank": None if most is None else read_bytes("--memory-per-rank", most),
     }  # fmt: skip

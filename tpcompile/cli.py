@@ -13,7 +13,7 @@ from typing import Any
 
 from tpcompile import __version__
 from tpcompile.arguments import COMMANDS, command_parser, engine_wishes, model_wishes
-from tpcompile.errors import TpcompileError
+from tpcompile.errors import TpcompileError, refuse
 
 INTERRUPTED = 130
 OUR_FAULT = 1
@@ -103,6 +103,9 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
     from tpcompile.report import Progress, bundle_json, print_bundle
 
     if command == "plan":
+        if arguments.annotate is not None and len(arguments.tp) > 1:
+            fact = "it holds one plan, and --tp asks for several"
+            raise refuse("TP160", f"--annotate {arguments.annotate}", fact, "Give one --tp")
         with Progress() as progress:
             found = [api.plan(arguments.model, tp, progress=progress, **model_wishes(arguments)) for tp in arguments.tp]
         if arguments.json:

@@ -16,6 +16,7 @@ from tpcompile.plan.topology import DEFAULT
 PIN_KINDS = ("column", "row", "vocab", "expert", "whole", "gather")
 OUTPUT_KINDS = ("whole", "shard")
 REDUCE_DTYPES = ("float32", "model")
+ANNOTATIONS = ("follow", "ignore")
 ROLES = ("tokens", "mask", "positions", "logits")
 LARGEST_TP = 1024
 
@@ -37,6 +38,7 @@ class Request:
         dialect: whose collectives the rank files hold, one of `DIALECTS`.
         topology: the machine that costs are told for, and that `latency` plans for: a name or a file.
         memory_bytes: what weights and caches may take on a rank; None for no limit.
+        annotations: "follow" what the model's own sharding annotations say of its weights, or "ignore" them.
         strict: refuse where an operator without a rule, or nothing to cut, would make a rank run a whole model.
         recipe: a named set of wishes, which give way to all that is said here.
     """
@@ -53,6 +55,7 @@ class Request:
     dialect: str = DIALECTS[0]
     topology: str = DEFAULT
     memory_bytes: int | None = None
+    annotations: str = ANNOTATIONS[0]
     strict: bool = False
     recipe: Recipe | None = None
 
@@ -107,6 +110,9 @@ class Request:
         if self.dialect not in DIALECTS:
             fact, remedy = "there is no such choice", f"Use one of {', '.join(DIALECTS)}"
             faults.append(Fault("TP118", f"--dialect {self.dialect}", fact, remedy))
+        if self.annotations not in ANNOTATIONS:
+            fact, remedy = "there is no such choice", f"Use one of {', '.join(ANNOTATIONS)}"
+            faults.append(Fault("TP164", f"--annotations {self.annotations}", fact, remedy))
         for name, size in self.sizes.items():
             if size < 1:
                 faults.append(Fault("TP106", f"--sizes {name}={size}", "a size is at least 1", f"Use {name}=1 or more"))

@@ -37,12 +37,14 @@ class Wish:
 
     A cut wish asks every term to be cut over all of the mesh by some of its groups; a whole wish that none is cut.
     Where `least` is given, a cut over so many sub-axes is enough.
+    `over` asks for all groups of every term to be cut over just these sub-axes instead.
     """
 
     label: str
     terms: tuple[frozenset[int], ...]
     cut: bool
     least: int | None = None
+    over: SubAxes | None = None
 
 
 @dataclass
@@ -238,6 +240,13 @@ class Solver:
         """The cheapest choice under the wishes and its cost in bytes; None where there is none."""
         rows = _Rows(list(self.rows.data), list(self.rows.low), list(self.rows.high))
         for wish in wishes:
+            if wish.over is not None:
+                exact = [self.x.get((group, wish.over)) for term in wish.terms for group in term]
+                if None in exact:
+                    return None
+                for column in exact:
+                    rows.add([(column or 0, 1.0)], 1, 1)
+                continue
             for term in wish.terms:
                 if wish.least is not None:
                     covered = [entry for axis in self.problem.mesh.all_axes for entry in self.cover(term, axis)]

@@ -145,7 +145,7 @@ def compile(
         strict: refuse where something would run whole for want of a rule, or nothing is cut.
         recipe: a named set of wishes (`tpcompile recipes`), or the TOML file of one. What is given here wins over it.
         objective: "balanced" (the default), "memory" or "latency".
-        pins: weight name pattern → column, row, vocab, expert or whole.
+        pins: weight name pattern → column, row, vocab, expert, whole or gather.
         outputs: "whole" (the default), or "shard" to leave outputs cut.
         sizes: sizes of symbols that costs are computed at, such as {"batch": 1, "past": 2048}.
         topology: the machine that "latency" plans for: a name that comes along, or a TOML file.

@@ -144,7 +144,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
         action="append",
         default=[],
         metavar="GLOB=KIND",
-        help="weights by name: column, row, vocab, expert or whole",
+        help="weights by name: column, row, vocab, expert, whole or gather",
     )
     parser.add_argument(
         "--outputs",

@@ -113,3 +113,21 @@ def test_half_precision_and_integers_travel_as_they_are(tmp_path: Path) -> None:
     assert [(call.op, call.dtype) for call in bundle.manifest.collectives] == [
         ("all_gather", "float16"), ("all_gather", "int64"),
     ]  # fmt: skip
+
+
+def test_weights_that_kernels_repack_stay_whole() -> None:
+    text = """(float[batch, 128] x) => (float[batch, 96] y) <uint8[96, 4, 16] w, float[96, 4] scales>
+    { y = com.microsoft.MatMulNBits<K = 128, N = 96, bits = 4, block_size = 32, accuracy_level = 4>(x, w, scales) }"""
+    source = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 20, "com.microsoft" : 1]> g {text}')
+    del source.graph.value_info[:]
+    random = np.random.default_rng(4)
+    for name, array in (
+        ("w", random.integers(0, 256, (96, 4, 16)).astype(np.uint8)),
+        ("scales", random.standard_normal((96, 4)).astype(np.float32)),
+    ):
+        source.graph.initializer.append(onnx.numpy_helper.from_array(array, name))
+    work = tpcompile.plan(source, 2, pins={"w": "gather"})
+    assert not work.plan.gathered
+    assert work.warnings[0] == (
+        "pin 'w=gather' changes nothing (w: MatMulNBits computes otherwise with weights that are not stored in its file)"
+    )

@@ -29,6 +29,10 @@ SENT = frozenset(
 )
 """Types that collectives carry."""
 
+WANT_STORED = frozenset(("MatMulNBits", "MatMulBnb4", "QMoE"))
+"""Operators whose kernels repack stored weights when they are loaded, and round differently without (ONNX Runtime's
+MatMulNBits multiplies in 8 bits then, where it may)."""
+
 
 def stored_axis(weight: Weight, tp: int) -> int:
     """The axis along which ranks hold parts: the first that divides evenly, else the longest."""
@@ -44,6 +48,9 @@ def why_not_gathered(value: Value, program: Program, tp: int) -> str:
         return f"it has no axis of {tp} or more"
     if value.dtype not in SENT:
         return f"collectives do not carry {value.dtype}"
+    reader = next((node for node, _ in value.consumers if node.op in WANT_STORED), None)
+    if reader is not None:
+        return f"{reader.op} computes otherwise with weights that are not stored in its file"
     if value in program.outputs:
         return "it is an output of the model"
     count = 1

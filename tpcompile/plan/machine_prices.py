@@ -35,20 +35,20 @@ def machine_prices(
     analysis: Analysis, problem: Problem, topology: Topology, nominal: Callable[[Sizes], int]
 ) -> MachinePrices:
     """Prices on `topology` at the sizes that `nominal` gives symbols."""
-    device = topology.device
+    reads = topology.reads(problem.mesh.tp)
     return MachinePrices(
         latency=0.0,
         per_byte=0.0,
         caches=True,
         relative=False,
-        reads=_reads(analysis, problem, device, nominal),
+        reads=_reads(analysis, problem, topology.device, reads, nominal),
         group=group_of(topology, tuple(range(problem.mesh.tp))),
-        bytes_per_us=device.bytes_per_us,
+        bytes_per_us=reads,
     )
 
 
 def _reads(
-    analysis: Analysis, problem: Problem, device: Device, nominal: Callable[[Sizes], int]
+    analysis: Analysis, problem: Problem, device: Device, reads: float, nominal: Callable[[Sizes], int]
 ) -> Counter[frozenset[int]]:
     """What each set of stored bytes costs: read once, or as long as its products compute; nothing where looked up."""
     whole = LocalSizes(Cut(problem.mesh, {}), nominal)
@@ -56,7 +56,7 @@ def _reads(
     for value, axes, nodes in weight_uses(analysis):
         nbytes = stored_bytes(value)
         readers = [node for node in nodes if node in analysis.relations]
-        factor = max((_price(analysis, node, nbytes, device, whole) for node in readers), default=1.0)
+        factor = max((_price(analysis, node, nbytes, device, reads, whole) for node in readers), default=1.0)
         stuck = uncut_leaves(analysis, value, nodes)
         for segment, size in segments(axes):
             groups = frozenset(
@@ -66,9 +66,9 @@ def _reads(
     return found
 
 
-def _price(analysis: Analysis, node: Node, nbytes: float, device: Device, whole: LocalSizes) -> float:
+def _price(analysis: Analysis, node: Node, nbytes: float, device: Device, reads: float, whole: LocalSizes) -> float:
     """What a byte of a weight costs at a reader, in bytes read."""
     if node.op in PICKING or analysis.relations[node].lookup is not None:
         return 0.0  # a few rows, however large the table
     work = node_work(analysis, node, whole)
-    return max(1.0, work.operations / device.operations(computed_in(node)) * device.bytes_per_us / max(nbytes, 1.0))
+    return max(1.0, work.operations / device.operations(computed_in(node)) * reads / max(nbytes, 1.0))

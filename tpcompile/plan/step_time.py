@@ -162,13 +162,13 @@ def timed_nodes(
     analysis: Analysis, nodes: Iterable[Node], sizes: LocalSizes, topology: Topology
 ) -> Iterator[TimedNode]:
     """The roofline of each node, without what starting it costs; one in a branch of an If counts half."""
-    device = topology.device
+    device, reads = topology.device, topology.reads(sizes.cut.mesh.tp)
     for node in nodes:
         work = node_work(analysis, node, sizes)
         if not work.bytes or (device.fuses and not _stands_alone(analysis, node)):
             yield TimedNode(node, 0.0, "fused")
             continue
-        by_memory = work.bytes / device.bytes_per_us
+        by_memory = work.bytes / reads
         by_compute = work.operations / device.operations(computed_in(node))
         often = runs(node.region)
         yield TimedNode(node, often * max(by_memory, by_compute), "compute" if by_compute > by_memory else "memory")

@@ -129,5 +129,6 @@ def test_weights_that_kernels_repack_stay_whole() -> None:
     work = tpcompile.plan(source, 2, pins={"w": "gather"})
     assert not work.plan.gathered
     assert work.warnings[0] == (
-        "pin 'w=gather' changes nothing (w: MatMulNBits computes otherwise with weights that are not stored in its file)"
+        "pin 'w=gather' changes nothing (w: MatMulNBits computes otherwise with weights that are not stored in its "
+        "file)"
     )

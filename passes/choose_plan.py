@@ -26,6 +26,7 @@ from tpcompile.plan.recipe_asks import recipe_asks
 from tpcompile.plan.solve import Choice, Solver, Wish
 from tpcompile.plan.step_time import peak_activations
 from tpcompile.plan.topology import find_topology
+from tpcompile.plan.tp_plan import tp_plan_asks
 
 NOMINAL = {"batch": 1, "seq": 1, "past": 2048}
 """The sizes costs are computed at where the user says nothing: one decoding step."""
@@ -54,12 +55,13 @@ class ChoosePlan:
             work.plan, work.wishes = make_plan(problem, given.choice, given.objective, given.reasons), None
         else:
             wishes = [*pin_wishes(work.analysis, problem, request.pins), *self.annotated(work)]
-            answers = self.answers(work)
+            answers = self.answers(work, wishes)
             solver, choice, cost, wishes = self.solved(work, wishes, answers)
             reasons = reasons_left_whole(solver, choice, cost, wishes)
             work.plan, work.wishes = make_plan(problem, choice, request.objective, reasons), wishes
         work.plan = replace(work.plan, cut=spread(work.analysis, work.plan.cut, work.cut_doors))
-        gathered, notes = choose_gathered(work.program, request.tp, request.pins, [answer.ask for answer in answers])
+        asks = [answer.ask for asked in answers for answer in asked]
+        gathered, notes = choose_gathered(work.program, request.tp, request.pins, asks)
         work.plan = replace(work.plan, gathered=gathered)
         work.warnings += notes
         if not work.plan.cuts_something and request.tp > 1:
@@ -89,36 +91,45 @@ class ChoosePlan:
             )
         return found.wishes
 
-    def answers(self, work: Compilation) -> list[Answer]:
-        """What the recipe comes to on this model, but for weights that are pinned explicitly."""
+    def answers(self, work: Compilation, explicit: list[Wish]) -> list[list[Answer]]:
+        """What the tp_plan and then the recipe come to on this model, but for weights that are pinned explicitly."""
         request, doors = work.request, {value.name: value for value in (*work.program.inputs, *work.program.outputs)}
-        if request.recipe is None:
+        if request.recipe is None and request.tp_plan is None:
             return []
-        tokens, logits = (doors.get(work.roles.get(role, "")) for role in ("tokens", "logits"))
-        asker = Asker(work.analysis, work.problem)
-        pinned = frozenset(
+        asker, found = Asker(work.analysis, work.problem), []
+        spared = frozenset(
             value for value in work.program.weights if any(fnmatchcase(value.name, name) for name, _ in request.pins)
         )
-        return [asker.answer(ask, pinned) for ask in recipe_asks(request.recipe, work.analysis, tokens, logits)]
+        if request.tp_plan is not None:
+            asks, notes = tp_plan_asks(request.tp_plan, work.analysis)
+            work.warnings += notes
+            found.append([asker.answer(ask, spared) for ask in asks])
+        if request.recipe is not None:
+            wanted = [*explicit, *(wish for answers in found for answer in answers for wish in answer.wishes)]
+            tokens, logits = (doors.get(work.roles.get(role, "")) for role in ("tokens", "logits"))
+            asks = recipe_asks(request.recipe, work.analysis, tokens, logits)
+            found.append([
+                asker.answer(ask, spared | (asker.cut_by(wanted, ask.uses) if ask.kind == "gather" else frozenset()))
+                for ask in asks
+            ])  # fmt: skip
+        return found
 
     def solved(
-        self, work: Compilation, explicit: list[Wish], answers: list[Answer]
+        self, work: Compilation, explicit: list[Wish], answers: list[list[Answer]]
     ) -> tuple[Solver, Choice, float, list[Wish]]:
         """The cheapest choice, its cost and the wishes it follows; with room for what is computed where memory is
         limited.
         """
         problem, limit, prices = work.problem, work.request.memory_bytes, self.prices(work)
         solver = Solver(problem, prices, limit)
-        asked, notes = settle(solver, explicit, answers)
-        wishes = [*explicit, *asked]
+        wishes, notes = settle(solver, explicit, answers)
         choice, cost = solve_with(solver, wishes)
         if limit is not None:
             cut = make_plan(problem, choice, work.request.objective, {}).cut
             computed = peak_activations(work.analysis, cut, nominal_sizes(work))
             if solver.held_bytes(choice) + computed > limit:
                 solver = Solver(problem, prices, limit - computed)
-                asked, notes = settle(solver, explicit, answers)
-                wishes = [*explicit, *asked]
+                wishes, notes = settle(solver, explicit, answers)
                 choice, cost = solve_with(solver, wishes)
         work.warnings += notes
         return solver, choice, cost, wishes

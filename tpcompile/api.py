@@ -25,6 +25,7 @@ from tpcompile.plan.recipe import find_recipe
 from tpcompile.plan.request import Request
 from tpcompile.plan.summary import PlanSummary
 from tpcompile.plan.topology import DEFAULT as DEFAULT_TOPOLOGY
+from tpcompile.plan.tp_plan import read_tp_plan
 from tpcompile.plan_summary import summarize
 from tpcompile.weights.source import FileBytes
 
@@ -107,6 +108,7 @@ def compile(
     verify: bool = False,
     strict: bool = False,
     recipe: str | Path | None = None,
+    tp_plan: str | Path | Mapping[str, str] | None = None,
     objective: str | None = None,
     pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     outputs: str | None = None,
@@ -144,6 +146,7 @@ def compile(
         verify: prove the result against the source before it appears; a bundle that fails is kept as OUT.failed.
         strict: refuse where something would run whole for want of a rule, or nothing is cut.
         recipe: a named set of wishes (`tpcompile recipes`), or the TOML file of one. What is given here wins over it.
+        tp_plan: how Hugging Face's transformers cut the model: module → style, a JSON file of that, or a config.json.
         objective: "balanced" (the default), "memory" or "latency".
         pins: weight name pattern → column, row, vocab, expert, whole or gather.
         outputs: "whole" (the default), or "shard" to leave outputs cut.
@@ -174,7 +177,7 @@ def compile(
     """
     request = _request(
         tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe,
-        reduce_dtype, dialect=dialect, annotations=annotations,
+        tp_plan, reduce_dtype, dialect=dialect, annotations=annotations,
     )  # fmt: skip
     engines = None
     if triton is not None:
@@ -246,6 +249,7 @@ def plan(
     tp: int,
     *,
     recipe: str | Path | None = None,
+    tp_plan: str | Path | Mapping[str, str] | None = None,
     objective: str | None = None,
     pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     sizes: Mapping[str, int] | None = None,
@@ -265,7 +269,7 @@ def plan(
     """Plan without writing anything; the model's weights need not be there. Arguments as for `compile`."""
     request = _request(
         tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe,
-        annotations=annotations,
+        tp_plan, annotations=annotations,
     )  # fmt: skip
     source = open_model(model, allow_links=allow_links, require_data=False, example_inputs=example_inputs)
     if annotate is not None:
@@ -296,6 +300,7 @@ def _request(
     topology: str,
     memory_per_rank: int | None,
     recipe: str | Path | None,
+    tp_plan: str | Path | Mapping[str, str] | None,
     reduce_dtype: str | None = None,
     **more: Any,
 ) -> Request:
@@ -307,7 +312,7 @@ def _request(
         outputs or (used and used.outputs) or "whole", dict(sizes or {}),
         None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), strict=strict, topology=topology,
         reduce_dtype=reduce_dtype or (used and used.reduce_dtype) or "float32", memory_bytes=memory_per_rank,
-        recipe=used, **more,
+        recipe=used, tp_plan=None if tp_plan is None else read_tp_plan(tp_plan), **more,
     )  # fmt: skip
 
 

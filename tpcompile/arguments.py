@@ -54,6 +54,12 @@ def command_parser(command: str) -> argparse.ArgumentParser:
         )
     elif command == "plan":
         add_model_arguments(parser, several=True)
+        parser.add_argument(
+            "--export-tp-plan",
+            type=Path,
+            metavar="FILE",
+            help="write the plan as a tp_plan of Hugging Face",
+        )
     elif command == "verify":
         from tpcompile.verify.command import add_verify_arguments
 
@@ -126,6 +132,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
         "--recipe",
         metavar="NAME|FILE",
         help="a named set of wishes (see `tpcompile recipes`); other options win over it",
+    )
+    parser.add_argument(
+        "--tp-plan",
+        type=Path,
+        metavar="FILE",
+        help="follow Hugging Face's tp_plan: a config.json, or a JSON dictionary",
     )
     parser.add_argument(
         "--objective",
@@ -225,7 +237,8 @@ def model_wishes(arguments: argparse.Namespace) -> dict[str, Any]:
     most = arguments.memory_per_rank
     pins = [(pattern, kind) for text in arguments.pin for pattern, kind in read_pairs("--pin", [text]).items()]
     return {
-        "recipe": arguments.recipe, "objective": arguments.objective, "pins": pins, "outputs": arguments.outputs,
+        "recipe": arguments.recipe, "tp_plan": arguments.tp_plan,
+        "objective": arguments.objective, "pins": pins, "outputs": arguments.outputs,
         "sizes": read_sizes(arguments.sizes), "plan": arguments.plan, "strict": arguments.strict,
         "state": read_pairs("--state", arguments.state), "roles": read_pairs("--role", arguments.role),
         "allow_links": arguments.allow_links, "topology": arguments.topology,

@@ -98,6 +98,7 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
 
         return recipes_command(arguments)
     from tpcompile import api
+    from tpcompile.plan.tp_plan_export import export_tp_plan, write_tp_plan
     from tpcompile.plan_report import plan_json, print_comparison, print_plan
     from tpcompile.plan_summary import summarize
     from tpcompile.report import Progress, bundle_json, print_bundle
@@ -106,8 +107,16 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
         if arguments.annotate is not None and len(arguments.tp) > 1:
             fact = "it holds one plan, and --tp asks for several"
             raise refuse("TP160", f"--annotate {arguments.annotate}", fact, "Give one --tp")
+        exported = arguments.export_tp_plan
+        if exported is not None and len(arguments.tp) > 1:
+            fact = "one plan is written, and --tp names several degrees"
+            raise refuse("TP158", f"--export-tp-plan {exported}", fact, "Give one of them")
         with Progress() as progress:
             found = [api.plan(arguments.model, tp, progress=progress, **model_wishes(arguments)) for tp in arguments.tp]
+        if exported is not None:
+            styles, unsaid = export_tp_plan(found[0].analysis, found[0].problem, found[0].plan.cut)
+            write_tp_plan(exported, styles)
+            found[0].warnings += unsaid
         if arguments.json:
             shown = [plan_json(summarize(work), work) for work in found]
             print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=1))

@@ -255,7 +255,7 @@ def test_recipes_are_listed_and_shown(capsys: pytest.CaptureFixture[str], monkey
     monkeypatch.setenv("COLUMNS", "200")
     assert main(["recipes"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[1:4]] == ["megatron", "memory", "latency"]
+    assert [line.split()[0] for line in lines[1:5]] == ["megatron", "memory", "latency", "gather-weights"]
     assert lines[-1] == "tpcompile recipes NAME shows the file of one; --topologies lists the machines"
     assert main(["recipes", "--topologies"]) == 0
     assert "h100x8         8 × H100 SXM5 80 GB, NVLink 4" in capsys.readouterr().out

@@ -180,7 +180,7 @@ def test_building_on_a_file_beside_it(tmp_path: Path) -> None:
                 "See recipes/llama.toml for one that is right",
                 "TP151 --recipe a.toml: pins[0].weights is [1], not a text or a list of texts. "
                 "See recipes/llama.toml for one that is right",
-                "TP151 --recipe a.toml: pins[0].as is 'up', not one of column, row, vocab, expert, whole. "
+                "TP151 --recipe a.toml: pins[0].as is 'up', not one of column, row, vocab, expert, whole, gather. "
                 "See recipes/llama.toml for one that is right",
                 "TP151 --recipe a.toml: pins[0].optional is 1, not true or false. "
                 "See recipes/llama.toml for one that is right",
@@ -251,3 +251,15 @@ def test_a_plan_file_decides_alone(tmp_path: Path) -> None:
 def test_the_same_request_gives_the_same_plan() -> None:
     one, other = (tpcompile.plan(decoder(LLAMA), 4, recipe="llama").plan.groups for _ in range(2))
     assert one == other
+
+
+def test_weights_are_gathered_but_for_those_that_are_to_be_cut(tmp_path: Path) -> None:
+    source = model(TWO_LAYERS.replace("36", "372").replace("50", "513"))
+    work = tpcompile.plan(source, 2, recipe="gather-weights")
+    assert {value.name for value in work.plan.gathered} == {"table", "up0", "up1", "down0", "down1", "head"}
+    work = tpcompile.plan(source, 2, recipe="gather-weights", pins={"up0": "column"})
+    assert {value.name for value in work.plan.gathered} == {"table", "head"}
+    assert cut_places(work)["up0[1]"] == 2
+    bundle = tpcompile.compile(source, 2, tmp_path / "b", recipe="gather-weights", pins={"up0": "column"})
+    assert [call.op for call in bundle.manifest.collectives] == ["all_gather", "all_reduce", "all_reduce", "all_gather"]
+    assert error_of(source, tmp_path / "b") <= LIMIT

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.cut import Mesh
@@ -60,21 +60,28 @@ class Asker:
 
     def answer(self, ask: Ask, spared: frozenset[Value] = frozenset()) -> Answer:
         """The wishes of an ask, leaving alone the weights that are `spared`."""
+        ask = replace(ask, uses=tuple(use for use in ask.uses if use[0] not in spared))
         wishes: list[Wish] = []
         notes: list[tuple[float, str]] = []
         if ask.dims:
             wishes.append(Wish(ask.label, (self._groups(ask.dims),), False))
         for use in ask.uses:
-            if use[0] not in spared:
-                found, note = self._wishes(ask, use)
-                wishes += found
-                notes += [(stored_bytes(use[0]), note)] if note and len(use[1]) > 1 else []
+            found, note = self._wishes(ask, use)
+            wishes += found
+            notes += [(stored_bytes(use[0]), note)] if note and len(use[1]) > 1 else []
         note = max(notes, key=lambda found: found[0])[1] if notes else ""
         if note.endswith(COPIES):
             note = f": {note}"
         else:
             note = f" is passed over: {note}" if note and not any(wish.cut for wish in wishes) else ""
         return Answer(ask, tuple(dict.fromkeys(wishes)), f"{ask.label}{note}" if note else "")
+
+    def cut_by(self, wishes: Iterable[Wish], uses: Iterable[Use]) -> frozenset[Value]:
+        """The weights among `uses` that wishes want cut: they cannot be stored in other parts."""
+        cut = {group for wish in wishes if wish.cut for term in wish.terms for group in term}
+        return frozenset(
+            value for value, axes, _ in uses if self._groups([leaf for dim in axes for leaf in leaves(dim)]) & cut
+        )
 
     def _groups(self, inside: Iterable[Dim], stuck: set[Dim] | None = None) -> frozenset[int]:
         group_of, barred = self.problem.group_of, stuck or set()
@@ -85,7 +92,7 @@ class Asker:
         value, axes, nodes = use
         stuck = uncut_leaves(self.analysis, value, nodes)
         if ask.kind in ("whole", "gather"):
-            return [Wish(ask.label, (self._groups(leaf for dim in axes for leaf in leaves(dim)),), False)], ""
+            return [Wish(ask.label, (self._groups([leaf for dim in axes for leaf in leaves(dim)], stuck),), False)], ""
         roles = axis_roles(self.analysis, axes, nodes)
         meant = [dim for dim, role in zip(axes, roles, strict=True) if role == ask.kind]
         if not meant:
@@ -131,8 +138,22 @@ def reach(mesh: Mesh, parts: Sequence[int]) -> int:
     return max(states.values())
 
 
-def settle(solver: Solver, explicit: Sequence[Wish], answers: Sequence[Answer]) -> tuple[list[Wish], list[str]]:
-    """The wishes of asks that can hold beside what is explicit, and what is to be told of the others.
+def settle(
+    solver: Solver, explicit: Sequence[Wish], rounds: Sequence[Sequence[Answer]]
+) -> tuple[list[Wish], list[str]]:
+    """What is explicit with the wishes of asks that can hold beside it, and what is to be told of the others.
+
+    Each round gives way to those before it.
+    """
+    wishes, notes = list(explicit), list[str]()
+    for answers in rounds:
+        kept, told = _settled(solver, wishes, answers)
+        wishes, notes = wishes + kept, notes + told
+    return wishes, notes
+
+
+def _settled(solver: Solver, explicit: Sequence[Wish], answers: Sequence[Answer]) -> tuple[list[Wish], list[str]]:
+    """The wishes of one round that can hold.
 
     Those that are not optional must hold, unless what is explicit is against it: where they cannot, their wishes are
     kept, and solving refuses them by name. Of optional ones those hold that stand first.

@@ -50,12 +50,13 @@ def module_of(name: str) -> str:
     return ".".join(parts)
 
 
+def path_of(node: Node) -> str:
+    """The module that a node was exported from, by its scope or its own name; "" where neither tells."""
+    return node.scope or ".".join(part for part in node.name.split("/")[:-1] if part)
+
+
 def _modules_of(node: Node) -> Iterator[str]:
-    if node.scope:
-        yield node.scope
-    path = [part for part in node.name.split("/")[:-1] if part]
-    if path:
-        yield ".".join(path)
+    yield path_of(node)
     made = [value for value in node.outputs if value is not None]
     adding = [node] if node.op in ADDING else []
     adding += [reader for value in made for reader, _ in value.consumers if reader.op in ADDING]

@@ -14,7 +14,7 @@ from tpcompile.plan.cost import OBJECTIVES
 from tpcompile.plan.toml_table import Table
 
 FOLDER = "tpcompile.recipes"
-KINDS = ("column", "row", "vocab", "expert", "whole")
+KINDS = ("column", "row", "vocab", "expert", "whole", "gather")
 ROLES = ("table", "head", "residual")
 """What a pin may be for instead of names: the table that tokens look up, the product that makes the logits, the
 dimension that layers add to."""

@@ -12,6 +12,7 @@ from tpcompile.errors import Fault, raise_all
 from tpcompile.plan.cost import OBJECTIVES
 from tpcompile.plan.recipe import Recipe
 from tpcompile.plan.topology import DEFAULT
+from tpcompile.plan.tp_plan import TpPlan
 
 PIN_KINDS = ("column", "row", "vocab", "expert", "whole", "gather")
 OUTPUT_KINDS = ("whole", "shard")
@@ -41,6 +42,7 @@ class Request:
         annotations: "follow" what the model's own sharding annotations say of its weights, or "ignore" them.
         strict: refuse where an operator without a rule, or nothing to cut, would make a rank run a whole model.
         recipe: a named set of wishes, which give way to all that is said here.
+        tp_plan: Hugging Face's module → style, which gives way to pins.
     """
 
     tp: int = 1
@@ -58,6 +60,7 @@ class Request:
     annotations: str = ANNOTATIONS[0]
     strict: bool = False
     recipe: Recipe | None = None
+    tp_plan: TpPlan | None = None
 
     def __post_init__(self) -> None:
         faults = []
@@ -122,6 +125,7 @@ class Request:
                     Fault("TP123", f"--role {role}={name}", "there is no such role", f"Use one of {', '.join(ROLES)}")
                 )
         beside = [("--pin", self.pins), ("--objective", self.objective != OBJECTIVES[0]), ("--recipe", self.recipe)]
+        beside += [("--tp-plan", self.tp_plan)]
         beside += [("--memory-per-rank", self.memory_bytes)]
         idle = [option for option, given in beside if given]
         if self.plan is not None and idle:

@@ -24,7 +24,8 @@ def axis_roles(analysis: Analysis, axes: Sequence[Dim], nodes: Sequence[Node]) -
     for node in readers_of(nodes):
         relation = analysis.relations.get(node)
         kept = [_kept(relation, dim) for dim in axes] if relation is not None else []
-        picked = any(kept) and not kept[0]
+        table = relation is not None and relation.lookup is not None and len(relation.inputs[0] or ()) < 3
+        picked = any(kept) and not kept[0] and not table  # a table may be stored with an axis of blocks
         if picked or (relation is not None and relation.reduced and kept[0] and sum(kept) > 1):
             found[0] = "expert"
     return found

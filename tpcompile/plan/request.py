@@ -117,8 +117,10 @@ class Request:
             fact, remedy = "there is no such choice", f"Use one of {', '.join(ANNOTATIONS)}"
             faults.append(Fault("TP164", f"--annotations {self.annotations}", fact, remedy))
         for name, size in self.sizes.items():
-            if size < 1:
-                faults.append(Fault("TP106", f"--sizes {name}={size}", "a size is at least 1", f"Use {name}=1 or more"))
+            least = 0 if name == "past" else 1  # a prompt has no past
+            if size < least:
+                fact = f"a size is at least {least}"
+                faults.append(Fault("TP106", f"--sizes {name}={size}", fact, f"Use {name}={least} or more"))
         for role, name in self.roles.items():
             if role not in ROLES:
                 faults.append(

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "tpcompile"
 
-ORDER = ["errors", "graph", "dims", "plan", "annotations", "passes", "pipeline", "api", "cli"]
+ORDER = ["errors", "graph", "dims", "plan", "report_page", "annotations", "passes", "pipeline", "api", "cli"]
 """Each may import those before it, never those after it."""
 
 BESIDE = ["weights", "bundle", "targets", "run", "verify"]

@@ -60,6 +60,9 @@ def command_parser(command: str) -> argparse.ArgumentParser:
             metavar="FILE",
             help="write the plan as a tp_plan of Hugging Face",
         )
+        parser.add_argument(
+            "--report", type=Path, metavar="FILE.html", help="write the plan as a page for browsers, too"
+        )
     elif command == "verify":
         from tpcompile.verify.command import add_verify_arguments
 

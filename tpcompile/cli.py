@@ -102,6 +102,7 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
     from tpcompile.plan_report import plan_json, print_comparison, print_plan
     from tpcompile.plan_summary import summarize
     from tpcompile.report import Progress, bundle_json, print_bundle
+    from tpcompile.report_page.write import check_report, write_report
 
     if command == "plan":
         if arguments.annotate is not None and len(arguments.tp) > 1:
@@ -111,12 +112,16 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
         if exported is not None and len(arguments.tp) > 1:
             fact = "one plan is written, and --tp names several degrees"
             raise refuse("TP158", f"--export-tp-plan {exported}", fact, "Give one of them")
+        if arguments.report is not None:
+            check_report(arguments.report, len(arguments.tp))
         with Progress() as progress:
             found = [api.plan(arguments.model, tp, progress=progress, **model_wishes(arguments)) for tp in arguments.tp]
         if exported is not None:
             styles, unsaid = export_tp_plan(found[0].analysis, found[0].problem, found[0].plan.cut)
             write_tp_plan(exported, styles)
             found[0].warnings += unsaid
+        if arguments.report is not None:
+            write_report(summarize(found[0]), arguments.report)
         if arguments.json:
             shown = [plan_json(summarize(work), work) for work in found]
             print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=1))

@@ -1,4 +1,4 @@
-"""Write a bundle: weights streamed by byte ranges, one model per rank, the manifest, the plan."""
+"""Write a bundle: weights streamed by byte ranges, one model per rank, the manifest, the plan and its report."""
 
 from __future__ import annotations
 
@@ -27,6 +27,8 @@ from tpcompile.graph.to_onnx import INLINE_BYTES, declared_shape, inline_bytes, 
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.planfile import plan_toml
 from tpcompile.plan.uses import item_bytes
+from tpcompile.plan_summary import summarize
+from tpcompile.report_page.page import report_page
 from tpcompile.targets.onnxruntime_dialect import Sent, translate
 from tpcompile.verify.files import open_source
 from tpcompile.verify.inputs import symbol_kinds
@@ -37,6 +39,7 @@ from tpcompile.weights.writer import write_weights
 
 SHARED_FILE = "shared.bin"
 PLAN_FILE = "plan.toml"
+REPORT_FILE = "report.html"
 
 
 def write_bundle(
@@ -81,6 +84,7 @@ def write_bundle(
         data = tuple(DataFile(file, (folder / file).stat().st_size, digests.get(file, "")) for file in files)
         ranks.append(RankEntry(rank, rank, 0, name, hashlib.sha256(content).hexdigest(), data))
     (folder / PLAN_FILE).write_text(plan_toml(work.plan), encoding="utf-8")
+    (folder / REPORT_FILE).write_text(report_page(summarize(work)), encoding="utf-8")
     manifest = make_manifest(work, tuple(ranks), sent)
     manifest.write(folder)
     return manifest

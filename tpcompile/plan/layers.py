@@ -93,10 +93,10 @@ def _extend(analysis: Analysis, own: dict[Node, int], place: dict[Node, int]) ->
 
 
 def _prepare(analysis: Analysis, found: dict[Node, int], own: dict[Node, int]) -> None:
-    """What is read only by the next layers, and is no end of its own layer's products, prepares the first of them."""
+    """What is no end of a layer's own products prepares the first layer that reads it."""
     for node in reversed(found):
         if node in own or found[node] < 0:
             continue
         later = [found[reader] for reader in _readers(analysis, node)]
-        if later and min(later) > found[node]:
+        if later:
             found[node] = min(later)

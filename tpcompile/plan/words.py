@@ -14,11 +14,12 @@ SPOKEN = {
 
 
 def time_text(us: float) -> str:
-    """Microseconds for people: 1.2 µs, 12 µs, 3.4 ms, 1.2 s."""
+    """Microseconds for people: 0.3 µs, 12 µs, 3.4 ms, 1.2 s."""
     size = us
     for unit in ("µs", "ms", "s"):
         if size < 1000 or unit == "s":
-            return f"{size:.0f} {unit}" if unit == "µs" or size >= 100 else f"{size:.1f} {unit}"
+            whole = size >= 100 or (unit == "µs" and (size >= 1 or not size))
+            return f"{size:.0f} {unit}" if whole else f"{size:.1f} {unit}"
         size /= 1000
     raise AssertionError
 

@@ -40,7 +40,7 @@ class ChoosePlan:
     name: ClassVar[str] = "choose plan"
 
     def run(self, work: Compilation) -> str:
-        request = work.request
+        request, work.model_notes = work.request, len(work.warnings)
         problem = work.problem = build_problem(
             work.analysis,
             Mesh(request.tp),

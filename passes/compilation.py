@@ -52,6 +52,8 @@ class Compilation:
     state: list[StatePair] = field(default_factory=list)
     roles: dict[str, str] = field(default_factory=dict)
     cut_doors: frozenset[Value] = frozenset()
+    model_notes: int = 0
+    """How many of the warnings speak of the model alone, not of the plan."""
     samples = Later[Samples]()
     analysis = Later[Analysis]()
     problem = Later[Problem]()

@@ -98,6 +98,7 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
 
         return recipes_command(arguments)
     from tpcompile import api
+    from tpcompile.pipeline import replanned
     from tpcompile.plan.tp_plan_export import export_tp_plan, write_tp_plan
     from tpcompile.plan_report import plan_json, print_comparison, print_plan
     from tpcompile.plan_summary import summarize
@@ -115,7 +116,8 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
         if arguments.report is not None:
             check_report(arguments.report, len(arguments.tp))
         with Progress() as progress:
-            found = [api.plan(arguments.model, tp, progress=progress, **model_wishes(arguments)) for tp in arguments.tp]
+            first = api.plan(arguments.model, arguments.tp[0], progress=progress, **model_wishes(arguments))
+            found = [first, *(replanned(first, tp) for tp in arguments.tp[1:])]
         if exported is not None:
             styles, unsaid = export_tp_plan(found[0].analysis, found[0].problem, found[0].plan.cut)
             write_tp_plan(exported, styles)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 from tpcompile.graph.from_onnx import to_program
 from tpcompile.graph.read import SourceModel
@@ -20,13 +22,17 @@ from tpcompile.passes.remove_unused import RemoveUnused
 from tpcompile.passes.retie_weights import RetieWeights
 from tpcompile.plan.request import Request
 
-PLANNING: tuple[Pass, ...] = (
+ANALYSIS: tuple[Pass, ...] = (
     RetieWeights(),  # one vocabulary is one class: copies that an exporter folded would be cut, and stored, twice
     InferShapes(),  # rules compare sizes: they must be known first
     NameDims(),  # what may be cut follows from what the dims are
+)
+"""What is the same for every number of ranks."""
+CHOICE: tuple[Pass, ...] = (
     ChoosePlan(),  # decide everything before anything is changed
     CheckPlan(),  # a plan may be the user's own
 )
+PLANNING = ANALYSIS + CHOICE
 REWRITING: tuple[Pass, ...] = (
     CutGraph(),  # the whole plan at once: versions of a value are shared between its readers
     RemoveUnused(),  # local constants replace shape arithmetic, which nothing reads then
@@ -52,6 +58,14 @@ def run(work: Compilation, passes: tuple[Pass, ...], between: Between | None = N
             if between is not None:
                 between(step.name, did, time.perf_counter() - started)
     return work
+
+
+def replanned(work: Compilation, tp: int) -> Compilation:
+    """The plan of a model for another number of ranks: what was found of the model serves again."""
+    again = copy.copy(work)
+    again.request = replace(work.request, tp=tp)
+    again.warnings = work.warnings[: work.model_notes]
+    return run(again, CHOICE)
 
 
 @contextmanager

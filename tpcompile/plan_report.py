@@ -176,13 +176,13 @@ def print_comparison(works: Sequence[Compilation]) -> None:
     first = estimates[0]
     sizes = ", ".join(f"{name} {size}" for name, size in first.sizes.items())
     console.print(f"[bold]{escape(works[0].source.file)}[/] on {escape(first.topology.title)}, at {escape(sizes)}\n")
-    columns = ("ranks", "weights", "caches", "memory", "fits", "a step", "communication", "times as fast", "cut")
+    columns = ("ranks", "weights", "caches", "memory", "fits", "a step", "sending", "faster", "cut")
     shown = table(*columns)
     for found in estimates:
         shown.add_row(
             str(found.tp), bytes_text(found.rank.weights), bytes_text(found.rank.caches), bytes_text(found.rank.total),
             "yes" if found.fits else "[red]no[/]", time_text(found.step.total), f"{found.step.communication_share:.0%}",
-            f"{found.speedup:.1f}", "whole" if not found.cuts else found.split,
+            f"{found.speedup:.1f}×", "whole" if not found.cuts else found.split,
         )  # fmt: skip
     console.print(shown)
     end = stops_paying(estimates)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -13,7 +14,9 @@ from tests.plan.models import model
 from tests.plan.test_topology import OWN
 from tpcompile.cli import main
 from tpcompile.errors import Refused
+from tpcompile.pipeline import replanned
 from tpcompile.plan.estimate import Estimate, stops_paying
+from tpcompile.plan.planfile import plan_toml
 from tpcompile.plan.step_time import StepTime
 from tpcompile.plan_report import plan_json
 from tpcompile.plan_summary import estimate_of, summarize
@@ -116,8 +119,21 @@ def test_the_command_compares_degrees(tmp_path: Path, boards: str, capsys: pytes
     onnx.save(model(MLP), tmp_path / "mlp.onnx")
     assert main(["plan", str(tmp_path / "mlp.onnx"), "--tp", "1,2,4", "--topology", boards]) == 0
     shown = capsys.readouterr().out
-    assert [line.split()[0] for line in shown.splitlines()[3:7]] == ["ranks", "1", "2", "4"]
+    rows = [line.split() for line in shown.splitlines() if line]
+    begin = next(k for k, row in enumerate(rows) if row[0] == "ranks")
+    assert [row[0] for row in rows[begin : begin + 4]] == ["ranks", "1", "2", "4"]
     assert "2 ranks are all that this machine has" in shown
+
+
+def test_degrees_that_share_an_analysis_get_the_plans_they_get_alone(boards: str) -> None:
+    """Notes of one plan are not those of the next."""
+    wishes: dict[str, Any] = {"topology": boards, "pins": {"up": "column"}, "sizes": {"batch": 3}}
+    first = tpcompile.plan(model(MLP), 1, **wishes)
+    for tp in (2, 3, 4):
+        alone, again = tpcompile.plan(model(MLP), tp, **wishes), replanned(first, tp)
+        assert plan_toml(again.plan) == plan_toml(alone.plan)
+        assert again.warnings == alone.warnings
+        assert plan_json(summarize(again), again) == plan_json(summarize(alone), alone)
 
 
 def test_what_is_no_list_of_degrees(capsys: pytest.CaptureFixture[str]) -> None:

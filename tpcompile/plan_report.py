@@ -47,7 +47,7 @@ def print_plan(told: PlanSummary) -> None:
             name = escape(shortened(found.names[0], 30)) + more
             shown.add_row(name, bytes_text(found.nbytes), _with_remedy(found.reason, found.remedy))
         _print_table(console, shown, len(reasons))
-    for line in (*told.advice, *_cheaper_places(told)):
+    for line in (*told.advice, *told.cheaper_places[:SHOWN]):
         console.print(f"[cyan]cheaper[/]: {escape(line)}")
     print_notes(console, told.notes)
 
@@ -61,19 +61,6 @@ def _print_table(console: Console, shown: Table, rows: int) -> None:
     if rows > SHOWN:
         console.print(f"… and {rows - SHOWN} smaller ones")
     console.print()
-
-
-def _cheaper_places(told: PlanSummary) -> list[str]:
-    """Where collectives would send less, those that say the same said once."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for row in told.collectives:
-        if row.cheaper:
-            found.setdefault((row.op, row.cheaper), []).append(row.value)
-    lines = []
-    for (op, cheaper), values in list(found.items())[:SHOWN]:
-        more = f" (and {len(values) - 1} more)" if len(values) > 1 else ""
-        lines.append(f"{SPOKEN[op]} of {values[0]}{more}: {cheaper}")
-    return lines
 
 
 def print_cut(console: Console, told: PlanSummary) -> None:

@@ -125,6 +125,7 @@ def test_the_numbers_are_those_of_the_plan() -> None:
         "batch 1, seq 1, past 2048",
         *plan.advice,
         *plan.notes,
+        f"AllGather of logits: {plan.collectives[-1].cheaper}",
     ):
         assert told in found.text
     for spent in (estimate.step, estimate.alone):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tpcompile.dims.cut import SubAxes
 from tpcompile.plan.estimate import Estimate
+from tpcompile.plan.words import SPOKEN
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,18 @@ class PlanSummary:
     step: tuple[StepEntry, ...]
     advice: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def cheaper_places(self) -> tuple[str, ...]:
+        """Where collectives would send less, those that say the same said once."""
+        found: dict[tuple[str, str], list[str]] = {}
+        for row in self.collectives:
+            if row.cheaper:
+                found.setdefault((row.op, row.cheaper), []).append(row.value)
+        return tuple(
+            f"{SPOKEN[op]} of {values[0]}{f' (and {len(values) - 1} more)' if len(values) > 1 else ''}: {cheaper}"
+            for (op, cheaper), values in found.items()
+        )
 
     @property
     def whole_weights(self) -> tuple[WholeWeights, ...]:

@@ -18,7 +18,7 @@ def time_text(us: float) -> str:
     size = us
     for unit in ("µs", "ms", "s"):
         if size < 1000 or unit == "s":
-            whole = size >= 100 or (unit == "µs" and (size >= 1 or not size))
+            whole = size >= 100 or (unit == "µs" and (size >= 0.95 or size < 0.05))
             return f"{size:.0f} {unit}" if whole else f"{size:.1f} {unit}"
         size /= 1000
     raise AssertionError

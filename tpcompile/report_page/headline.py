@@ -109,24 +109,18 @@ def _share(spent: float, step: StepTime) -> str:
 
 def advice(plan: PlanSummary) -> str:
     """What would be cheaper, and what was worth telling."""
-    cheaper = [text(sentence) for sentence in plan.advice]
-    places = sum(row.cheaper != "" for row in plan.collectives)
-    if places:
-        cheaper.append(
-            f'{places:,} of the <a href="#sent">collectives</a> would cost less elsewhere: see there'
-        )
-    notes = [text(sentence) for sentence in plan.notes]
-    return _told("What would be cheaper", "advice", cheaper) + _told("Notes", "notes", notes)
+    cheaper = (*plan.advice, *plan.cheaper_places)
+    return _told("What would be cheaper", "advice", cheaper) + _told("Notes", "notes", plan.notes)
 
 
 def _told(title: str, kind: str, sentences: Sequence[str]) -> str:
-    """A box of sentences, which are HTML; none of none."""
+    """A box of sentences; none of none."""
     if not sentences:
         return ""
 
     def items() -> Iterator[str]:
         for sentence in sentences[:MOST_NOTES]:
-            yield f"<li>{sentence}"
+            yield f"<li>{text(sentence)}"
         if len(sentences) > MOST_NOTES:
             yield f"<li>and {len(sentences) - MOST_NOTES:,} more"
 

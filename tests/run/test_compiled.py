@@ -35,10 +35,18 @@ def on_one_device(model: Path, prompt: dict[str, Array], state: dict[str, str], 
     return np.concatenate(tokens, axis=1)
 
 
-@pytest.mark.parametrize("name", [name for name in zoo.names() if name.endswith("__kv")])
-def test_token_for_token(tmp_path: Path, name: str) -> None:
+CACHED = [name for name in zoo.names() if name.endswith("__kv")]
+GATHERED = {"*": "gather"}
+"""Everything stored cut and gathered before use."""
+
+
+@pytest.mark.parametrize(
+    ("name", "pins"), [*((name, {}) for name in CACHED), *((name, GATHERED) for name in CACHED[:2])]
+)
+def test_token_for_token(tmp_path: Path, name: str, pins: dict[str, str]) -> None:
     onnx.save(zoo.model(name), tmp_path / "model.onnx")
-    tpcompile.compile(tmp_path / "model.onnx", 2, tmp_path / "b")
+    bundle = tpcompile.compile(tmp_path / "model.onnx", 2, tmp_path / "b", pins=pins)
+    assert bool(pins) == all(call.op == "all_gather" for call in bundle.manifest.collectives)
     with InferenceSession(tmp_path / "b") as session:
         manifest = session.manifest
         inputs = {key: array for key, array in zoo.feeds(name).items() if key in manifest.inputs}

@@ -139,18 +139,17 @@ def test_each_weight_has_a_row() -> None:
     assert rows == [
         [row.name, row.dtype, " × ".join(map(str, row.shape)), " × ".join(map(str, row.local_shape)),
          bytes_text(row.nbytes), bytes_text(max(row.rank_bytes)), row.how, row.reason or row.dimensions[0]]
-        for row in plan.weights
+        for row in sorted(plan.weights, key=lambda row: -row.nbytes)
     ]  # fmt: skip
 
 
 def test_scalars_are_no_weights() -> None:
     plan = decoder(layers=2)
-    row = replace(
-        plan.weights[-1], name="two", shape=(1,), local_shape=(1,), how="whole", dimensions=(), reason="scalar"
-    )
+    row = replace(plan.weights[-1], name="two", shape=(1,), local_shape=(1,), how="whole", nbytes=2, reason="scalar")
     few = replace(plan, weights=(*plan.weights, row, replace(row, name="cut", shape=(8,), how="column")))
     rows = Parsed(report_page(few)).body("weights")
-    assert [found[0] for found in rows] == [row.name for row in plan.weights] + ["cut"]
+    largest_first = sorted(plan.weights, key=lambda row: -row.nbytes)
+    assert [found[0] for found in rows] == [*(row.name for row in largest_first), "cut"]
     assert "Left out: 1 stored tensors of at most 16 elements" in report_page(few)
 
 

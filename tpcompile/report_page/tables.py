@@ -31,8 +31,8 @@ def cut_dimensions(plan: PlanSummary) -> str:
     columns = (
         Column("name", "dimension"), Column("how", "cut by"), Column("size", "size", number=True),
         Column("parts", "parts", number=True), Column("stored", "holds", number=True),
-        Column("saved", "saves a rank", number=True), Column("time", "saves", number=True),
-        Column("causes", "causes"), Column("sent", "costs", number=True),
+        Column("saved", "bytes saved", number=True), Column("time", "time saved", number=True),
+        Column("causes", "causes"), Column("sent", "time of these", number=True),
     )  # fmt: skip
     shown = plan.cut[:MOST_DIMENSIONS]
     left = _left(len(plan.cut) - len(shown), "more dimensions")
@@ -73,20 +73,17 @@ def _whole(found: WholeDimension) -> Row:
 
 
 def weights(plan: PlanSummary) -> str:
-    """Every stored tensor, on all ranks; of very many the largest."""
+    """Every stored tensor, on all ranks, the largest first; of very many only these."""
     columns = (
         Column("name", "weight"), Column("type", "type"), Column("shape", "in the model"),
         Column("local", "on a rank"), Column("bytes", "bytes", number=True), Column("held", "a rank's", number=True),
         Column("how", "lies"), Column("why", "cut along, or why whole"),
     )  # fmt: skip
     few = constants(plan)
-    shown = tuple(row for row in plan.weights if row.name not in few)
+    rows = sorted((row for row in plan.weights if row.name not in few), key=lambda row: -row.nbytes)
+    shown, rest = rows[:MOST_WEIGHTS], sum(row.nbytes for row in rows[MOST_WEIGHTS:])
     left = _left(len(few), f"stored tensors of at most {FEW} elements")
-    if len(shown) > MOST_WEIGHTS:
-        order = sorted(range(len(shown)), key=lambda place: (-shown[place].nbytes, place))
-        rest = sum(shown[place].nbytes for place in order[MOST_WEIGHTS:])
-        left += _left(len(shown) - MOST_WEIGHTS, f"weights, {bytes_text(rest)} together")
-        shown = tuple(shown[place] for place in sorted(order[:MOST_WEIGHTS]))
+    left += _left(len(rows) - len(shown), f"weights, {bytes_text(rest)} together")
     return table("weights", "Weights", columns, map(_weight, shown), [row.how for row in shown]) + left
 
 

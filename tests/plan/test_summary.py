@@ -112,3 +112,19 @@ def test_advice_names_what_does_not_fit_and_links_that_are_crossed(tmp_path: Pat
     assert told.advice[0].startswith("a rank holds ") and "at least 22 ranks, smaller --sizes" in told.advice[0]
     wide = summarize(tpcompile.plan(model(WIDE), 4, topology=str(small)))
     assert wide.advice[-1].startswith("4 ranks span boxes of 2: an AllReduce of ")
+
+
+def test_a_norm_belongs_to_the_layer_it_prepares_and_the_residual_sum_to_the_one_it_ends() -> None:
+    """As exporters decompose it: the norm's division meets its own input, the residual sum what came before."""
+    layer = """ p{k} = Mul(x{k}, x{k})  m{k} = ReduceMean<axes = [-1]>(p{k})  r{k} = Sqrt(m{k})  n{k} = Div(x{k}, r{k})
+    a{k} = MatMul(n{k}, up{k})  b{k} = Relu(a{k})  c{k} = Mul(a{k}, b{k})  d{k} = MatMul(c{k}, down{k})
+    e{k} = Mul(d{k}, half)  x{j} = Add(x{k}, e{k})"""
+    weights = ", ".join(f"float[16, 360] up{k}, float[360, 16] down{k}" for k in range(3))
+    layers = "\n".join(layer.format(k=k, j=k + 1) for k in range(3))
+    text = f"(float[batch, 16] x0) => (float[batch, 16] x3) <{weights}, float half = {{0.5}}> {{ {layers} }}"
+    told = summarize(tpcompile.plan(model(text, opset=17), 2))
+    nodes = [entry for entry in told.step if entry.kind != "communication"]
+    assert told.layers == 3
+    assert [(entry.op, entry.layer) for entry in nodes[10:20]] == [
+        (op, 1) for op in ("Mul", "ReduceMean", "Sqrt", "Div", "MatMul", "Relu", "Mul", "MatMul", "Mul", "Add")
+    ]

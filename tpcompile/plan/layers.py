@@ -26,6 +26,7 @@ def layers_of(analysis: Analysis, problem: Problem) -> tuple[int, dict[Node, int
     if count <= 1:
         return 1, dict.fromkeys(place, 0)
     own = _own(analysis, problem, place, count)
+    latest = _latest(own, place)
     _extend(analysis, own, place)
     large = {value for classes in problem.groups if len(classes) == 1 for value, _, _ in classes[0].places}
     found: dict[Node, int] = {}
@@ -35,7 +36,7 @@ def layers_of(analysis: Analysis, problem: Problem) -> tuple[int, dict[Node, int
             continue
         before = max((found.get(value.producer, -1) for value in _computed(node) if value.producer), default=-1)
         found[node] = count if before >= count - 1 and not large.isdisjoint(node.inputs) else before
-    _prepare(analysis, found, own)
+    _prepare(analysis, found, own, latest)
     return count, found
 
 
@@ -92,11 +93,23 @@ def _extend(analysis: Analysis, own: dict[Node, int], place: dict[Node, int]) ->
                 waiting.append(reader)
 
 
-def _prepare(analysis: Analysis, found: dict[Node, int], own: dict[Node, int]) -> None:
-    """What is no end of a layer's own products prepares the first layer that reads it."""
+def _latest(own: dict[Node, int], place: dict[Node, int]) -> dict[Value, int]:
+    """By value: the place of the last reader of a layer's weight that it comes from, -1 where there is none."""
+    latest: dict[Value, int] = {}
+    for node, index in place.items():
+        found = index if node in own else max((latest.get(value, -1) for value in _computed(node)), default=-1)
+        latest.update((value, found) for value in node.outputs if value is not None)
+    return latest
+
+
+def _prepare(analysis: Analysis, found: dict[Node, int], own: dict[Node, int], latest: dict[Value, int]) -> None:
+    """What is read only by the next layers prepares the first of them.
+
+    Not so where operands meet of which one has come through more products than the other: that is a layer's end.
+    """
     for node in reversed(found):
-        if node in own or found[node] < 0:
+        if node in own or found[node] < 0 or len({latest.get(value, -1) for value in _computed(node)}) > 1:
             continue
         later = [found[reader] for reader in _readers(analysis, node)]
-        if later:
+        if later and min(later) > found[node]:
             found[node] = min(later)

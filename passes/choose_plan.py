@@ -53,16 +53,18 @@ class ChoosePlan:
         if request.plan is not None:
             given, answers = read_plan(request.plan, problem), []
             work.plan, work.wishes = make_plan(problem, given.choice, given.objective, given.reasons), None
+            recipe = given.recipe
         else:
             wishes = [*pin_wishes(work.analysis, problem, request.pins), *self.annotated(work)]
             answers = self.answers(work, wishes)
             solver, choice, cost, wishes = self.solved(work, wishes, answers)
             reasons = reasons_left_whole(solver, choice, cost, wishes)
             work.plan, work.wishes = make_plan(problem, choice, request.objective, reasons), wishes
+            recipe = request.recipe.name if request.recipe is not None else ""
         work.plan = replace(work.plan, cut=spread(work.analysis, work.plan.cut, work.cut_doors))
         asks = [answer.ask for asked in answers for answer in asked]
         gathered, notes = choose_gathered(work.program, request.tp, request.pins, asks)
-        work.plan = replace(work.plan, gathered=gathered)
+        work.plan = replace(work.plan, gathered=gathered, recipe=recipe)
         work.warnings += notes
         if not work.plan.cuts_something and request.tp > 1:
             reason = "cutting anything costs more than it saves" if problem.classes else "nothing in it can be cut"

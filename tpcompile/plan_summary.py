@@ -29,7 +29,7 @@ def estimate_of(work: Compilation, rows: Sequence[WeightRow] | None = None) -> E
 
 def summarize(work: Compilation) -> PlanSummary:
     """What is told of a plan; needs the passes up to the plan, and no weights."""
-    request, nominal = work.request, nominal_sizes(work)
+    nominal = nominal_sizes(work)
     rows = weight_rows(work.analysis, work.problem, work.plan)
     found = estimate_of(work, rows)
     parts = Summarizer(work.analysis, work.problem, work.plan, work.topology, nominal)
@@ -38,7 +38,7 @@ def summarize(work: Compilation) -> PlanSummary:
         source_bytes=work.source.nbytes,
         tp=work.plan.mesh.tp,
         objective=work.plan.objective,
-        recipe=request.recipe.name if request.recipe is not None else "",
+        recipe=work.plan.recipe,
         estimate=found,
         layers=parts.layers,
         ranks=tuple(parts.ranks(rows, found.rank.caches, found.rank.activations)),

@@ -263,3 +263,11 @@ def test_weights_are_gathered_but_for_those_that_are_to_be_cut(tmp_path: Path) -
     bundle = tpcompile.compile(source, 2, tmp_path / "b", recipe="gather-weights", pins={"up0": "column"})
     assert [call.op for call in bundle.manifest.collectives] == ["all_gather", "all_reduce", "all_reduce", "all_gather"]
     assert error_of(source, tmp_path / "b") <= LIMIT
+
+
+def test_the_bundles_plan_names_the_recipe(tmp_path: Path) -> None:
+    tpcompile.compile(model(TWO_LAYERS), 2, tmp_path / "a", recipe="memory")
+    path = tmp_path / "a" / "plan.toml"
+    assert 'objective = "memory"\nrecipe = "memory"\n' in path.read_text()
+    tpcompile.compile(model(TWO_LAYERS), 2, tmp_path / "b", plan=path)
+    assert (tmp_path / "b" / "plan.toml").read_bytes() == path.read_bytes()

@@ -37,7 +37,8 @@ class PlannedGroup:
 class Plan:
     """The decision over a whole graph. `cut` is what everything else is computed from.
 
-    `gathered` are weights that are stored cut all the same, and gathered whole before use.
+    `gathered` are weights that are stored cut all the same, and gathered whole before use; `recipe` names the recipe it
+    was made by, "" where it was none.
     """
 
     mesh: Mesh
@@ -45,6 +46,7 @@ class Plan:
     cut: Cut
     groups: tuple[PlannedGroup, ...]
     gathered: frozenset[Value] = frozenset()
+    recipe: str = ""
 
     @property
     def cuts_something(self) -> bool:

@@ -30,6 +30,7 @@ def plan_toml(plan: Plan) -> str:
         f"tp = {plan.mesh.tp}",
         f"grid = {primes}",
         f"objective = {json.dumps(plan.objective)}",
+        *([f"recipe = {json.dumps(plan.recipe)}"] if plan.recipe else []),
     ]
     for group in plan.groups:
         lines += [
@@ -55,6 +56,7 @@ class PlanFile:
     choice: Choice
     objective: str
     reasons: Mapping[int, str]
+    recipe: str
 
 
 def read_plan(path: Path, problem: Problem) -> PlanFile:
@@ -70,7 +72,7 @@ def read_plan(path: Path, problem: Problem) -> PlanFile:
             raise ValueError(f"format {content['format']}, and this tpcompile reads format {FORMAT}")
         entries = [(str(d["name"]), tuple(map(int, d["sub_axes"]))) for d in content.get("dimension", [])]
         because = {str(d["name"]): str(d["because"]) for d in content.get("dimension", []) if "because" in d}
-        tp, objective = int(content["tp"]), str(content["objective"])
+        tp, objective, recipe = int(content["tp"]), str(content["objective"]), str(content.get("recipe", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise refuse(
             "TP110", str(path), f"it is no plan ({_why(error)})", "Give a plan.toml that `tpcompile` wrote"
@@ -132,7 +134,7 @@ def read_plan(path: Path, problem: Problem) -> PlanFile:
     raise_all(faults)
     whole = [group for group in range(len(problem.groups)) if group not in choice]
     reasons = {group: because.get(names[group], "the plan file leaves it whole") for group in whole}
-    return PlanFile(choice, objective, reasons)
+    return PlanFile(choice, objective, reasons, recipe)
 
 
 def _why(error: Exception) -> str:

@@ -128,3 +128,23 @@ def test_a_norm_belongs_to_the_layer_it_prepares_and_the_residual_sum_to_the_one
     assert [(entry.op, entry.layer) for entry in nodes[10:20]] == [
         (op, 1) for op in ("Mul", "ReduceMean", "Sqrt", "Div", "MatMul", "Relu", "Mul", "MatMul", "Mul", "Add")
     ]
+
+
+def test_a_norm_with_a_weight_within_the_last_layer_is_not_behind_it() -> None:
+    """The head is; the last feed-forward's norm has a weight of the residual width, as all norms and the head have."""
+    layer = """ s{k} = LayerNormalization(x{k}, g{k})  a{k} = MatMul(s{k}, up{k})  b{k} = Relu(a{k})
+    d{k} = MatMul(b{k}, down{k})  y{k} = Add(x{k}, d{k})
+    t{k} = LayerNormalization(y{k}, h{k})  u{k} = MatMul(t{k}, in{k})  v{k} = Tanh(u{k})
+    w{k} = MatMul(v{k}, out{k})  x{j} = Add(y{k}, w{k})"""
+    weights = ", ".join(
+        f"float[16] g{k}, float[16] h{k}, float[16, 360] up{k}, float[360, 16] down{k}, float[16, 480] in{k}, "
+        f"float[480, 16] out{k}"
+        for k in range(2)
+    )
+    layers = "\n".join(layer.format(k=k, j=k + 1) for k in range(2))
+    text = f"""(float[batch, 16] x0) => (float[batch, 900] z) <{weights}, float[16] last, float[16, 900] head>
+    {{ {layers} n = LayerNormalization(x2, last) z = MatMul(n, head) }}"""
+    told = summarize(tpcompile.plan(model(text), 2))
+    nodes = [(entry.op, entry.layer) for entry in told.step if entry.kind != "communication"]
+    assert [layer for _, layer in nodes] == [-1, *[0] * 9, *[1] * 10, 2, 2]
+    assert nodes[0][0] == nodes[10][0] == "LayerNormalization"

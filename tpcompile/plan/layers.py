@@ -28,14 +28,20 @@ def layers_of(analysis: Analysis, problem: Problem) -> tuple[int, dict[Node, int
     own = _own(analysis, problem, place, count)
     latest = _latest(own, place)
     _extend(analysis, own, place)
-    large = {value for classes in problem.groups if len(classes) == 1 for value, _, _ in classes[0].places}
+    matrices = {
+        value
+        for classes in problem.groups
+        if len(classes) == 1
+        for value, _, _ in classes[0].places
+        if len(value.sizes or ()) > 1  # norms and biases of the residual width stand in all layers
+    }
     found: dict[Node, int] = {}
     for node in place:
         if node in own:
             found[node] = own[node]
             continue
         before = max((found.get(value.producer, -1) for value in _computed(node) if value.producer), default=-1)
-        found[node] = count if before >= count - 1 and not large.isdisjoint(node.inputs) else before
+        found[node] = count if before >= count - 1 and not matrices.isdisjoint(node.inputs) else before
     _prepare(analysis, found, own, latest)
     return count, found
 
@@ -103,7 +109,7 @@ def _latest(own: dict[Node, int], place: dict[Node, int]) -> dict[Value, int]:
 
 
 def _prepare(analysis: Analysis, found: dict[Node, int], own: dict[Node, int], latest: dict[Value, int]) -> None:
-    """What is read only by the next layers prepares the first of them.
+    """What is no end of a layer's own products prepares the first layer that reads it.
 
     Not so where operands meet of which one has come through more products than the other: that is a layer's end.
     """
@@ -111,5 +117,5 @@ def _prepare(analysis: Analysis, found: dict[Node, int], own: dict[Node, int], l
         if node in own or found[node] < 0 or len({latest.get(value, -1) for value in _computed(node)}) > 1:
             continue
         later = [found[reader] for reader in _readers(analysis, node)]
-        if later and min(later) > found[node]:
+        if later:
             found[node] = min(later)

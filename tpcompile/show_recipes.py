@@ -71,6 +71,6 @@ def _show(wanted: str, as_json: bool) -> None:
     if console.is_terminal:
         from rich.syntax import Syntax
 
-        console.print(Syntax(text, "toml", background_color="default", word_wrap=True))
+        console.print(Syntax(text, "toml", theme="ansi_light", background_color="default", word_wrap=True))
     else:
         print(text, end="")

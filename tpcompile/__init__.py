@@ -15,6 +15,7 @@ __all__ = [
     "RankFailed",
     "Refused",
     "TpcompileError",
+    "check_annotations",
     "compile",
     "load",
     "plan",
@@ -22,13 +23,13 @@ __all__ = [
 ]
 
 _WHERE = {
-    "tpcompile.api": ("Bundle", "compile", "load", "plan", "verify"),
+    "tpcompile.api": ("Bundle", "check_annotations", "compile", "load", "plan", "verify"),
     "tpcompile.run.session": ("InferenceSession",),
     "tpcompile.errors": ("NumbersDiffer", "RankFailed", "Refused", "TpcompileError"),
 }
 
 if TYPE_CHECKING:
-    from tpcompile.api import Bundle, compile, load, plan, verify
+    from tpcompile.api import Bundle, check_annotations, compile, load, plan, verify
     from tpcompile.errors import NumbersDiffer, RankFailed, Refused, TpcompileError
     from tpcompile.run.session import InferenceSession
 

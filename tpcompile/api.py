@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import onnx
 
 from tpcompile import pipeline
+from tpcompile.annotations.check import Checked, check
 from tpcompile.annotations.save import check_annotate, save
 from tpcompile.annotations.write import annotate as write_annotations
 from tpcompile.bundle.manifest import Manifest
@@ -285,6 +286,17 @@ def _annotate(work: Compilation, out: Path) -> list[str]:
     annotated = write_annotations(work.source.proto, work.analysis, work.plan.cut, work.cut_doors)
     save(annotated, out)
     return [f"{out.name}: {note}" for note in annotated.notes()]
+
+
+def check_annotations(model: Any, *, allow_links: bool = False) -> list[Checked]:
+    """Check a model's own sharding annotations, whoever wrote them; its weights need not be there.
+
+    Raises:
+        Refused: TP174 where it has none, TP165 where its configurations are not sound. Other faults are in the result.
+    """
+    source = open_model(model, allow_links=allow_links, require_data=False)
+    work = pipeline.run(pipeline.start(source, Request()), pipeline.SHAPES)
+    return check(source.proto, work.program, source.file)
 
 
 def _request(

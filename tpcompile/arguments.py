@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 
 from tpcompile import __version__
 
-COMMANDS = ("plan", "verify", "engine", "run", "triton", "inspect", "diff", "doctor", "recipes")
+COMMANDS = ("plan", "verify", "engine", "run", "triton", "inspect", "diff", "doctor", "check-annotations", "recipes")
 
 
 class Parser(argparse.ArgumentParser):
@@ -88,6 +88,10 @@ def command_parser(command: str) -> argparse.ArgumentParser:
         from tpcompile.verify.diff import add_diff_arguments
 
         add_diff_arguments(parser)
+    elif command == "check-annotations":
+        from tpcompile.annotation_report import add_check_arguments
+
+        add_check_arguments(parser)
     elif command == "recipes":
         from tpcompile.show_recipes import add_recipes_arguments
 
@@ -99,7 +103,8 @@ _DESCRIPTIONS = {
     "compile": "Compile a model for N ranks by tensor parallelism: one ONNX file per rank, collectives inside.\n\n"
     "  tpcompile model.onnx --tp 4            writes model.tp4/\n"
     "  tpcompile run model.tp4 --inputs x.npz runs it here; mpirun -n 4 tprun model.tp4 does the same\n\n"
-    "other commands (see --help of each): plan | recipes | verify | engine | run | triton | inspect | diff | doctor",
+    "other commands (see --help of each): plan | recipes | verify | engine | run | triton | inspect | diff | doctor |\n"
+    "check-annotations",
     "plan": "Show what would be cut, what that saves and costs, and why the rest stays whole; needs no weights.",
     "verify": "Hold a bundle against the model it was made from.",
     "engine": "Build a TensorRT engine for each rank of a bundle.",
@@ -107,6 +112,7 @@ _DESCRIPTIONS = {
     "triton": "Write a model repository for Triton Inference Server.",
     "inspect": "Show what a bundle holds: ranks, inputs, outputs, weights, collectives.",
     "diff": "Compare values that `tprun --dump GLOB` wrote with those of another run, and name the first that departs.",
+    "check-annotations": "Check a model's own sharding annotations: what is wrong with them, what a runtime must send.",
     "recipes": "List the recipes for --recipe, or show the file of one.",
     "doctor": "Check what running a bundle needs: MPI, ONNX Runtime, a bare AllReduce.",
 }

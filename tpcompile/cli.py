@@ -89,6 +89,10 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
         from tpcompile.verify.diff import diff_command
 
         return diff_command(arguments)
+    if command == "check-annotations":
+        from tpcompile.annotation_report import check_command
+
+        return check_command(arguments)
     if command == "doctor":
         from tpcompile.run.doctor import doctor_command
 

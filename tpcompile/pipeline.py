@@ -33,6 +33,7 @@ CHOICE: tuple[Pass, ...] = (
     CheckPlan(),  # a plan may be the user's own
 )
 PLANNING = ANALYSIS + CHOICE
+SHAPES: tuple[Pass, ...] = (InferShapes(),)  # what checking annotations needs
 REWRITING: tuple[Pass, ...] = (
     CutGraph(),  # the whole plan at once: versions of a value are shared between its readers
     RemoveUnused(),  # local constants replace shape arithmetic, which nothing reads then

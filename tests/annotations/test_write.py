@@ -130,8 +130,8 @@ def test_what_has_no_words_is_left_out_and_told(tmp_path: Path) -> None:
     onnx.save(model(FUSED), tmp_path / "m.onnx")
     work = api.plan(tmp_path / "m.onnx", 2, annotate=tmp_path / "a.onnx")
     assert work.warnings[-2:] == [
-        "a.onnx: 7 nodes and 19 tensors annotated, as configuration 'tp2'",
-        "a.onnx: annotations have no words for how 2 tensors are cut, and say nothing of them: both of MatMul a "
+        "a.onnx: 7 nodes and 16 tensors annotated, as configuration 'tp2'",
+        "a.onnx: annotations have no words for how 5 tensors are cut, and say nothing of them: both of MatMul a "
         "(it is 12 | 6 | 6, one after the other, each cut for itself) and others",
     ]
     found = onnx.load(tmp_path / "a.onnx")

@@ -7,11 +7,12 @@ onnx.proto); shards of all axes are numbered with the last axis fastest, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.dims.cut import Cut
-from tpcompile.dims.dim import Dim, factors, root
+from tpcompile.dims.dim import Dim, factors, leaves, root
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,29 @@ def split(factor: Factor, outer_size: int) -> tuple[Factor, Factor] | None:
     return Factor(outer_size, outer_size, tuple(outer_held)), Factor(rest, inner, tuple(inner_held))
 
 
-# -- from plans ------------------------------------------------------
+# -- from dims that are cut ------------------------------------------
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a leaf is cut: the factors it is said to be a product of, one where its shards are runs."""
+
+    factors: tuple[Factor, ...]
+
+    @property
+    def shards(self) -> int:
+        """Of all factors together."""
+        return math.prod(factor.shards for factor in self.factors)
+
+    @property
+    def held(self) -> tuple[int, ...]:
+        """Which of these each device has, in the order of the layout's devices."""
+        found: tuple[int, ...] = ()
+        for factor in self.factors:
+            if factor.shards > 1:
+                inner = factor.held
+                found = tuple(a * factor.shards + b for a, b in zip(found, inner, strict=True)) if found else inner
+        return found
 
 
 def planned(axes: Sequence[Dim], cut: Cut) -> Layout:
@@ -120,40 +143,53 @@ def planned(axes: Sequence[Dim], cut: Cut) -> Layout:
     Raises:
         Unsayable: an axis is cut in a way that shards of equal factors do not describe.
     """
-    return layout(range(cut.mesh.tp), [(axis, list(_said(dim, cut))) for axis, dim in enumerate(axes)])
+    shares = {leaf: _share(leaf, cut) for dim in axes for leaf in cut.leaves(dim)}
+    return laid(axes, shares, range(cut.mesh.tp))
 
 
-def _said(dim: Dim, cut: Cut) -> Iterator[Factor]:
-    """The factors of an axis under a cut."""
+def _share(leaf: Dim, cut: Cut) -> Share:
+    mesh, axes = cut.mesh, cut.of(leaf)
+    degree, (_, moved) = mesh.degree(axes), cut.turns.get(root(leaf), (0, 0))
+    held = tuple((mesh.coordinate(rank, axes) + moved) % degree for rank in range(mesh.tp))
+    return Share((Factor(leaf.size, degree, held),))
+
+
+def laid(axes: Sequence[Dim], shares: Mapping[Dim, Share], devices: Sequence[int]) -> Layout:
+    """How a value of these axes lies on devices where leaves are cut as `shares` says; raises as `planned`."""
+    return layout(devices, [(axis, list(_said(dim, shares))) for axis, dim in enumerate(axes)])
+
+
+def _said(dim: Dim, shares: Mapping[Dim, Share]) -> Iterator[Factor]:
+    """The factors of an axis."""
     for part in factors(dim):
         top = root(part)
-        if not cut.leaves(top):
+        if shares.keys().isdisjoint(leaves(top)):
             yield Factor(top.size if top.static else None)
         elif top.kind == "leaf":
-            yield from _leaf(top, top.size, top.grain, cut)
+            yield from _leaf(shares[top], top.size if top.static else None, top.grain)
         elif top.kind == "blocks":
             counted = root(top.parts[0])
-            if counted.kind != "leaf":
+            if counted.kind != "leaf" or len(shares[counted].factors) > 1:
                 raise Unsayable("blocks are counted over parts of it")
-            yield from _leaf(counted, top.size, counted.grain // top.length, cut)
+            yield from _leaf(shares[counted], top.size, counted.grain // top.length)
         else:
-            parts = [normal(list(_said(part, cut))) for part in top.parts]
-            if any(part != parts[0] for part in parts) or len({part.size for part in top.parts}) > 1:
-                sizes = " | ".join(str(part.size) for part in top.parts)
+            parts = [normal(list(_said(part, shares))) for part in top.parts]
+            if any(part != parts[0] for part in parts) or len({part.sizes for part in top.parts}) > 1:
+                sizes = " | ".join(repr(part.size) if part.static else "?" for part in top.parts)
                 raise Unsayable(f"it is {sizes}, one after the other, each cut for itself")
             yield Factor(len(top.parts))
             yield from parts[0]
 
 
-def _leaf(leaf: Dim, size: int, grain: int, cut: Cut) -> Iterator[Factor]:
+def _leaf(share: Share, size: int | None, grain: int) -> Iterator[Factor]:
     """A cut leaf of `size`, which begins new blocks at multiples of `grain` only."""
-    mesh, axes = cut.mesh, cut.of(leaf)
-    degree, (_, moved) = mesh.degree(axes), cut.turns.get(root(leaf), (0, 0))
-    held = tuple((mesh.coordinate(rank, axes) + moved) % degree for rank in range(mesh.tp))
-    if grain == 1 or size % (grain * degree) == 0:
-        yield Factor(size, degree, held)
+    first = share.factors[0]
+    if len(share.factors) > 1:
+        yield from share.factors
+    elif grain == 1 or size is None or size % (grain * first.shards) == 0:
+        yield Factor(size, first.shards, first.held)
     elif size % grain == 0:
-        yield Factor(size // grain, degree, held)
+        yield Factor(size // grain, first.shards, first.held)
         yield Factor(grain)
     else:
         raise Unsayable(f"it is cut where blocks of {grain} of its {size} begin")

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from onnx import ModelProto, NodeDeviceConfigurationProto
 
-from tpcompile.annotations.match import Misfit, Share, shares
+from tpcompile.annotations.layout import Share
+from tpcompile.annotations.match import Misfit, shares
 from tpcompile.annotations.source_nodes import source_nodes
 from tpcompile.annotations.spec import read_spec
 from tpcompile.dims.analysis import Analysis
@@ -147,6 +148,9 @@ def _told(
         over = _sub_axes(problem.mesh, share, leaf)
         if reason is not None:
             yield Fault("TP162", where, f"it cannot be cut so: {reason}", CORRECT)
+        elif not _runs(share, leaf):
+            fact = f"its shards are no runs of the dimension of {leaf.size}"
+            yield Fault("TP162", where, fact, CORRECT)
         elif share.shards > leaf.most_parts:
             fact = f"{leaf.most_parts} blocks of {leaf.grain} are too few for {share.shards} shards"
             yield Fault("TP162", where, fact, CORRECT)
@@ -156,6 +160,12 @@ def _told(
             yield Fault("TP162", where, fact, f"Give shards to devices in ascending order, or {IGNORE}")
         else:
             told.append(_Told(where, tensor, node, leaf, over))
+
+
+def _runs(share: Share, leaf: Dim) -> bool:
+    """Whether shards are runs of a leaf's elements, or of its grains."""
+    first, *others = share.factors
+    return first.shards > 1 and (not others or [(f.size, f.shards) for f in others] == [(leaf.grain, 1)])
 
 
 def _sub_axes(mesh: Mesh, share: Share, leaf: Dim) -> SubAxes | None:

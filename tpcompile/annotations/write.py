@@ -19,6 +19,7 @@ from tpcompile.graph.program import Node, Value
 
 IR_VERSION = 11
 """The first that has annotations."""
+Axes = list[Dim] | None
 
 
 @dataclass(frozen=True)
@@ -110,48 +111,49 @@ class _Writer:
             self.done.left_out[proto.op_type] += 1
             return
         said: dict[str, Layout | Unsayable] = {}
-        for index, name in enumerate(proto.input):
-            if name:
-                read = self._operand(found, index)
-                twice = Unsayable("the node reads it twice, cut in two ways")
-                said[name] = read if said.get(name, read) == read else twice
-        for index, name in enumerate(proto.output):
-            if name:
-                said[name] = self._result(found, index)
+        held: dict[str, Leaves] = {}
+        for names, ask in ((proto.input, self._operand), (proto.output, self._result)):
+            for index, name in enumerate(names):
+                if name:
+                    axes, held[name] = ask(found, index)
+                    lies = self._planned(axes, held[name])
+                    twice = Unsayable("the node reads it twice, cut in two ways")
+                    said[name] = lies if said.get(name, lies) == lies else twice
+        wordless = NONE.union(*(held[name] for name, lies in said.items() if isinstance(lies, Unsayable)))
         specs = []
-        for name, layout in said.items():
-            if isinstance(layout, Unsayable):
-                self.done.unsaid.append(Unsaid(found.where, name, str(layout)))
+        for name, lies in said.items():
+            if not isinstance(lies, Unsayable) and not wordless.isdisjoint(held[name]):
+                lies = Unsayable("another tensor of the node, which is cut with it, has no words")
+            if isinstance(lies, Unsayable):
+                self.done.unsaid.append(Unsaid(found.where, name, str(lies)))
                 continue
-            specs.append(write_spec(name, layout))
-            if not all(factor.even for _, factors in layout.axes for factor in factors):
+            specs.append(write_spec(name, lies))
+            if not all(factor.even for _, factors in lies.axes for factor in factors):
                 self.done.uneven[name] = None
         proto.device_configurations.add(configuration_id=self.done.configuration, sharding_spec=specs)
         self.done.nodes += 1
         self.done.tensors += len(specs)
 
-    def _operand(self, found: SourceNode, index: int) -> Layout | Unsayable:
-        """How a node reads an operand."""
+    def _operand(self, found: SourceNode, index: int) -> tuple[Axes, Leaves]:
+        """The dims of an operand and those along which the node reads it cut."""
         node, value = found.node, found.values.get(found.proto.input[index])
         if node is None or node not in self.analysis.relations:  # shape arithmetic takes a value as it comes
-            return self.whole if value is None or value.weight is not None else self._made(value)
-        if index >= len(node.inputs):
-            return self.whole
+            return (None, NONE) if value is None or value.weight is not None else self._made(value)
         axes = self.analysis.relations[node].inputs[index]
-        return self._planned(axes, within(axes, self._active(node)))
+        return axes, within(axes, self._active(node))
 
-    def _result(self, found: SourceNode, index: int) -> Layout | Unsayable:
-        """How a node leaves a result; a pending sum is said as what it sums up to."""
+    def _result(self, found: SourceNode, index: int) -> tuple[Axes, Leaves]:
+        """The dims of a result and those along which the node leaves it cut; a pending sum is said as the sum."""
         value = found.values.get(found.proto.output[index])
-        return self.whole if value is None else self._made(value)
+        return (None, NONE) if value is None else self._made(value)
 
-    def _made(self, value: Value) -> Layout | Unsayable:
+    def _made(self, value: Value) -> tuple[Axes, Leaves]:
         axes, node = self.analysis.axes.get(value), value.producer
         if node is None or value in self.outputs:
-            return self._planned(axes, door_leaves(self.analysis, self.cut, self.cut_doors, value))
-        return self._planned(axes, within(axes, self._active(node)) if node in self.analysis.relations else NONE)
+            return axes, door_leaves(self.analysis, self.cut, self.cut_doors, value)
+        return axes, within(axes, self._active(node)) if node in self.analysis.relations else NONE
 
-    def _planned(self, axes: list[Dim] | None, held: Leaves) -> Layout | Unsayable:
+    def _planned(self, axes: Axes, held: Leaves) -> Layout | Unsayable:
         if not axes or not held:
             return self.whole
         try:

@@ -7,7 +7,7 @@ operator without a rule needs its inputs whole. So a missing rule costs speed, n
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from tpcompile.dims import rules as _rules  # noqa: F401 - fills the table
@@ -169,19 +169,26 @@ def _repeated_within(dim: Dim) -> Iterator[Dim]:
             yield from _repeated_within(part)
 
 
-def product_related(axes: Sequence[Dim]) -> Iterator[tuple[Dim, Dim]]:
-    """Pairs of leaves that stand in different factors of a value: they cannot be cut over one sub-axis together."""
-    inside = [[leaf for leaf in leaves(dim) if leaf.static and not leaf.unit] for dim in axes]
+def product_related(axes: Sequence[Dim], among: Collection[Dim] | None = None) -> Iterator[tuple[Dim, Dim]]:
+    """Pairs of leaves that stand in different factors of a value: they cannot be cut over one sub-axis together.
+
+    Leaves of fixed size that is not 1, or those of `among`.
+    """
+
+    def counts(leaf: Dim) -> bool:
+        return leaf.static and not leaf.unit if among is None else leaf in among
+
+    inside = [[leaf for leaf in leaves(dim) if counts(leaf)] for dim in axes]
     for a, b in itertools.combinations(inside, 2):
         yield from itertools.product(a, b)
     for dim in axes:
-        yield from _related_within(dim)
+        yield from _related_within(dim, among)
 
 
-def _related_within(dim: Dim) -> Iterator[tuple[Dim, Dim]]:
+def _related_within(dim: Dim, among: Collection[Dim] | None) -> Iterator[tuple[Dim, Dim]]:
     top = root(dim)
     if top.kind == "product":
-        yield from product_related(top.parts)
+        yield from product_related(top.parts, among)
     elif top.kind == "sum":
         for part in top.parts:
-            yield from _related_within(part)
+            yield from _related_within(part, among)

@@ -180,6 +180,17 @@ def test_real_graphs_are_sound_when_annotated(name: str) -> None:
     assert not found.left_out
 
 
+def test_the_files_of_ranks_have_none(tmp_path: Path) -> None:
+    """They would say of one rank's part how it lies on all."""
+    annotated(model(LOOP), 2, tmp_path)
+    bundle = tpcompile.compile(tmp_path / "a.onnx", 2, tmp_path / "b")
+    for rank in range(2):
+        part = bundle.rank_model(rank)
+        assert not part.configuration
+        assert (shown(part, 2), bodies(part)) == ([], [])
+        assert "device_configurations" not in str(part)
+
+
 # -- refusals --------------------------------------------------------
 
 

@@ -178,6 +178,7 @@ def _node(node: LocalNode, rank: int) -> onnx.NodeProto:
     proto = onnx.NodeProto()
     if node.origin is not None:
         proto.CopyFrom(node.origin)
+        _drop_annotations(proto)
         if node.dropped or node.attributes:
             kept = [a for a in proto.attribute if a.name not in node.dropped and a.name not in node.attributes]
             del proto.attribute[:]
@@ -192,6 +193,14 @@ def _node(node: LocalNode, rank: int) -> onnx.NodeProto:
         for graph in subgraphs(proto):
             graph.CopyFrom(renamed(graph, node.renamed))
     return proto
+
+
+def _drop_annotations(proto: onnx.NodeProto) -> None:
+    """What the source says of many devices holds for no rank's own part."""
+    proto.ClearField("device_configurations")
+    for graph in subgraphs(proto):
+        for node in graph.node:
+            _drop_annotations(node)
 
 
 def inline_bytes(weight: LocalWeight, data: bytes, rank: int) -> bytes:

@@ -271,3 +271,39 @@ def test_the_bundles_plan_names_the_recipe(tmp_path: Path) -> None:
     assert 'objective = "memory"\nrecipe = "memory"\n' in path.read_text()
     tpcompile.compile(model(TWO_LAYERS), 2, tmp_path / "b", plan=path)
     assert (tmp_path / "b" / "plan.toml").read_bytes() == path.read_bytes()
+
+
+FORBIDDING = """
+title = "t"
+description = "d"
+[[forbids]]
+weights = ["table", "up0"]
+as = "{}"
+optional = true
+[[forbids]]
+weights = "head"
+"""
+
+
+@pytest.mark.parametrize(("kind", "cut"), [("vocab", {"up0[1]"}), ("column", {"table[0]"})])
+def test_what_a_recipe_forbids_is_not_cut_so(kind: str, cut: set[str], tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(FORBIDDING.format(kind))
+    found = cut_places(tpcompile.plan(model(TWO_LAYERS), 2, recipe=tmp_path / "r.toml"))
+    assert {place for place in found if place.startswith(("table", "up0", "head"))} == cut
+
+
+def test_what_can_be_forbidden(tmp_path: Path) -> None:
+    (tmp_path / "r.toml").write_text(FORBIDDING.format("whole"))
+    with pytest.raises(Refused) as caught:
+        find_recipe(str(tmp_path / "r.toml"))
+    assert str(caught.value) == (
+        f"TP151 --recipe {tmp_path / 'r.toml'}: forbids[0].as is 'whole', not one of column, row, vocab, expert. "
+        "See recipes/llama.toml for one that is right"
+    )
+    (tmp_path / "r.toml").write_text(FORBIDDING.format("column").replace('"head"', '"tail"'))
+    with pytest.raises(Refused) as caught:
+        tpcompile.plan(model(TWO_LAYERS), 2, recipe=tmp_path / "r.toml")
+    assert str(caught.value) == (
+        "TP153 recipe r: forbids[1]: no weight or module of the model has a name like 'tail'. "
+        "Correct the pattern, or add `optional = true`"
+    )

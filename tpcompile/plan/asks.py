@@ -7,7 +7,7 @@ heads than ranks, these are copied instead of being cut up. And it gives way to 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from tpcompile.dims.analysis import Analysis
@@ -33,13 +33,15 @@ class Ask:
         uses: the weights, with their dims and readers.
         dims: dimensions that should stay whole, wherever they stand.
         optional: whether it is passed over where it cannot be.
+        forbid: whether the weights should not lie so, and may lie otherwise.
     """
 
     label: str
     kind: str
     uses: tuple[Use, ...] = ()
-    dims: frozenset[Dim] = frozenset()
+    dims: Collection[Dim] = ()
     optional: bool = True
+    forbid: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ class Asker:
             return [], f"{value.name} has no such axis (its axes are {', '.join(dict.fromkeys(roles))})"
         wishes: list[Wish] = []
         wanted = self._groups([leaf for dim in meant for leaf in leaves(dim)], stuck)
+        if ask.forbid:
+            return [Wish(ask.label, (wanted,), False)], ""
         other = self._groups([leaf for dim in axes if dim not in meant for leaf in leaves(dim)], stuck) - wanted
         if other:
             wishes.append(Wish(ask.label, (other,), False))

@@ -15,6 +15,7 @@ from tpcompile.plan.toml_table import Table
 
 FOLDER = "tpcompile.recipes"
 KINDS = ("column", "row", "vocab", "expert", "whole", "gather")
+FORBID_KINDS = ("column", "row", "vocab", "expert")
 ROLES = ("table", "head", "residual")
 """What a pin may be for instead of names: the table that tokens look up, the product that makes the logits, the
 dimension that layers add to."""
@@ -30,6 +31,7 @@ class RecipePin:
         patterns: names of weights or of modules they belong to; empty where `role` says what they are.
         role: one of `ROLES`, or "".
         kind: one of `KINDS`.
+        forbid: whether they must not lie so; "whole" then stands for not being cut at all.
         optional: nothing is refused where the model has no such weights, or they cannot lie so.
         where: the place in the file, for messages: "llama: pins[2]".
     """
@@ -39,6 +41,7 @@ class RecipePin:
     kind: str
     optional: bool
     where: str
+    forbid: bool = False
 
 
 @dataclass(frozen=True)
@@ -124,7 +127,9 @@ def read_recipe(text: str, wanted: str, where: str) -> tuple[Recipe, str]:
     base = top.text("extends") if "extends" in top.content else ""
     tables = top.tables("pins") if "pins" in top.content else []
     pins = [_read_pin(table, f"recipe {name}") for table in tables]
-    for table in (top, *tables):
+    against = top.tables("forbids") if "forbids" in top.content else []
+    pins += [_read_pin(table, f"recipe {name}", forbid=True) for table in against]
+    for table in (top, *tables, *against):
         table.done("recipe")
     raise_all(Fault("TP151", where, fault, EXAMPLE) for fault in faults)
     found = Recipe(
@@ -133,11 +138,14 @@ def read_recipe(text: str, wanted: str, where: str) -> tuple[Recipe, str]:
     return found, base
 
 
-def _read_pin(table: Table, recipe: str) -> RecipePin:
+def _read_pin(table: Table, recipe: str, forbid: bool = False) -> RecipePin:
     role = table.choice("role", ROLES) if "role" in table.content else ""
     patterns = () if role else table.texts("weights")
-    kind = table.choice("as", KINDS)
+    if forbid:
+        kind = table.choice("as", FORBID_KINDS) if "as" in table.content else "whole"
+    else:
+        kind = table.choice("as", KINDS)
     optional = table.flag("optional") if "optional" in table.content else False
     if role == "residual" and kind != "whole":
         table.faults.append(f"{table.place}as is '{kind}', and a residual can only be kept whole")
-    return RecipePin(patterns, role, kind, optional, f"{recipe}: {table.place.rstrip('.')}")
+    return RecipePin(patterns, role, kind, optional, f"{recipe}: {table.place.rstrip('.')}", forbid)

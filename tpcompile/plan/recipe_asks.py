@@ -38,7 +38,7 @@ def recipe_asks(recipe: Recipe, analysis: Analysis, tokens: Value | None, logits
             mine = tuple(use for use, own in zip(uses, names, strict=True) if matches(own, pattern))
             named, found = named + 1, found + bool(mine)
             if mine:
-                asks.append(Ask(f"recipe {recipe.name}: '{pattern}={pin.kind}'", pin.kind, mine, optional=pin.optional))
+                asks.append(Ask(_label(recipe, pin, f"'{pattern}="), pin.kind, mine, (), pin.optional, pin.forbid))
             elif not pin.optional:
                 fact = f"no weight or module of the model has a name like '{pattern}'{_near(pattern, names)}"
                 faults.append(Fault("TP153", pin.where, fact, "Correct the pattern, or add `optional = true`"))
@@ -53,14 +53,20 @@ def recipe_asks(recipe: Recipe, analysis: Analysis, tokens: Value | None, logits
 def _by_role(
     recipe: Recipe, pin: RecipePin, analysis: Analysis, uses: Sequence[Use], tokens: Value | None, logits: Value | None
 ) -> list[Ask]:
-    label = f"recipe {recipe.name}: {pin.role} {pin.kind}"
+    label = _label(recipe, pin, f"{pin.role} ")
     if pin.role == "residual":
         dims = frozenset(residual_dims(analysis))
         return [Ask(label, pin.kind, dims=dims, optional=pin.optional)] if dims else []
     tables = token_tables(analysis, tokens)  # where the head is a table as well (tied), the rows are the words of both
     meant = tables if pin.role == "table" else head_weights(analysis, logits) - tables
     mine = tuple(use for use in uses if use[0] in meant)
-    return [Ask(label, pin.kind, mine, optional=pin.optional)] if mine else []
+    return [Ask(label, pin.kind, mine, (), pin.optional, pin.forbid)] if mine else []
+
+
+def _label(recipe: Recipe, pin: RecipePin, of: str) -> str:
+    """Who asks for what: "recipe llama: 'q_proj=column'", "recipe megatron: head column"."""
+    said = f"recipe {recipe.name}: {'forbid ' if pin.forbid else ''}{of}{pin.kind}"
+    return f"{said}'" if of.startswith("'") else said
 
 
 def _near(pattern: str, names: Sequence[Sequence[str]]) -> str:

@@ -301,7 +301,7 @@ def test_unsound_configurations() -> None:
         "TP165 the ModelProto: configuration 2: it has no name. Give it one: nodes speak of it by name",
         "TP165 the ModelProto: configuration 2: it has 2 devices and names 1. Name all of them, or none",
         "TP165 the ModelProto: configuration 'many': it has 2147483647 devices, and no more than 65536 are checked. "
-        "Say how many devices it has",
+        "Check a configuration of fewer",
         "TP165 the ModelProto: configuration 'hand': there are 2 of that name. Give each a name of its own",
     ]
 

@@ -11,13 +11,7 @@ from onnx import ModelProto, NodeProto
 from tpcompile.annotations.layout import Layout
 from tpcompile.annotations.operators import Operand, Outcome, run_on
 from tpcompile.annotations.source_nodes import SourceNode, source_nodes
-from tpcompile.annotations.structure import (
-    MOST_DEVICES,
-    Entry,
-    Specs,
-    configuration_faults,
-    unknown_configurations,
-)
+from tpcompile.annotations.structure import Entry, Specs, configuration_faults, unknown_configurations
 from tpcompile.dims.analysis import is_metadata
 from tpcompile.errors import Fault, raise_all, refuse
 from tpcompile.graph.program import Node, Program, Value
@@ -134,7 +128,7 @@ class _Walk:
     def __init__(self, name: str, devices: int, sources: list[SourceNode]) -> None:
         self.sources, self.done = sources, Checked(name, devices)
         self.specs = Specs(name, devices)
-        self.devices = tuple(range(min(devices, MOST_DEVICES)))
+        self.devices = tuple(range(devices))
         self.whole = Layout(self.devices)
         self.lies: dict[Value, Layout | None] = {}
         self.stages: dict[Value, tuple[int, str]] = {}

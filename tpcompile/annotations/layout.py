@@ -49,10 +49,6 @@ class Layout:
     def whole(self) -> bool:
         return not self.axes
 
-    def factors(self, axis: int) -> tuple[Factor, ...]:
-        """The factors of an axis, () where it is not cut."""
-        return next((found for number, found in self.axes if number == axis), ())
-
     def __str__(self) -> str:
         if self.whole:
             return "whole"

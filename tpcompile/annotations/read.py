@@ -45,11 +45,6 @@ class _Told:
     axes: SubAxes
 
 
-def is_annotated(model: ModelProto) -> bool:
-    """Whether a model has configurations of devices, which its nodes may speak of."""
-    return bool(model.configuration)
-
-
 def follow(model: ModelProto, file: str, analysis: Analysis, problem: Problem) -> Followed:
     """The wishes of a model's annotations for as many devices as there are ranks.
 

@@ -94,7 +94,7 @@ def _devices_faults(found: DeviceConfigurationProto, where: str) -> Iterator[Fau
         yield Fault("TP165", where, said, "Say how many devices it has, 1 or more")
     elif found.num_devices > MOST_DEVICES:
         fact = f"it has {found.num_devices} devices, and no more than {MOST_DEVICES} are checked"
-        yield Fault("TP165", where, fact, "Say how many devices it has")
+        yield Fault("TP165", where, fact, "Check a configuration of fewer")
     if found.device and len(found.device) != found.num_devices:
         fact = f"it has {found.num_devices} devices and names {len(found.device)}"
         yield Fault("TP165", where, fact, "Name all of them, or none")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import ClassVar
 
 from tpcompile.annotations.read import follow
@@ -14,11 +13,13 @@ from tpcompile.graph.program import Sizes
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.asks import Answer, Asker, settle
 from tpcompile.plan.balance import spread
+from tpcompile.plan.contradictions import solve_with
 from tpcompile.plan.cost import Prices
 from tpcompile.plan.explain import reasons_left_whole
 from tpcompile.plan.gathered import choose_gathered
 from tpcompile.plan.machine_prices import machine_prices
-from tpcompile.plan.pins import pin_wishes, solve_with
+from tpcompile.plan.name_patterns import named_by
+from tpcompile.plan.pins import wishes_of
 from tpcompile.plan.plan import make_plan
 from tpcompile.plan.planfile import read_plan
 from tpcompile.plan.problem import build_problem
@@ -55,9 +56,11 @@ class ChoosePlan:
             work.plan, work.wishes = make_plan(problem, given.choice, given.objective, given.reasons), None
             recipe = given.recipe
         else:
-            wishes = [*pin_wishes(work.analysis, problem, request.pins), *self.annotated(work)]
-            answers = self.answers(work, wishes)
-            solver, choice, cost, wishes = self.solved(work, wishes, answers)
+            explicit, notes = wishes_of(work.analysis, problem, request.pins, request.forbids)
+            work.warnings += notes
+            explicit += self.annotated(work)
+            answers = self.answers(work, explicit)
+            solver, choice, cost, wishes = self.solved(work, explicit, answers)
             reasons = reasons_left_whole(solver, choice, cost, wishes)
             work.plan, work.wishes = make_plan(problem, choice, request.objective, reasons), wishes
             recipe = request.recipe.name if request.recipe is not None else ""
@@ -68,8 +71,9 @@ class ChoosePlan:
         work.warnings += notes
         if not work.plan.cuts_something and request.tp > 1:
             reason = "cutting anything costs more than it saves" if problem.classes else "nothing in it can be cut"
-            if request.plan is not None or request.pins:
-                reason = "the plan file cuts nothing" if request.plan else "the pins leave nothing worth cutting"
+            if request.plan is not None or request.pins or request.forbids:
+                said = "pins" if request.pins else "forbids"
+                reason = "the plan file cuts nothing" if request.plan else f"the {said} leave nothing worth cutting"
             if request.strict:
                 raise refuse(
                     "TP302",
@@ -100,7 +104,7 @@ class ChoosePlan:
             return []
         asker, found = Asker(work.analysis, work.problem), []
         spared = frozenset(
-            value for value in work.program.weights if any(fnmatchcase(value.name, name) for name, _ in request.pins)
+            value for value in work.program.weights if any(named_by(name, value.name) for name, _ in request.pins)
         )
         if request.tp_plan is not None:
             asks, notes = tp_plan_asks(request.tp_plan, work.analysis)

@@ -112,6 +112,7 @@ def compile(
     tp_plan: str | Path | Mapping[str, str] | None = None,
     objective: str | None = None,
     pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    forbids: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     outputs: str | None = None,
     sizes: Mapping[str, int] | None = None,
     topology: str = DEFAULT_TOPOLOGY,
@@ -149,7 +150,9 @@ def compile(
         recipe: a named set of wishes (`tpcompile recipes`), or the TOML file of one. What is given here wins over it.
         tp_plan: how Hugging Face's transformers cut the model: module → style, a JSON file of that, or a config.json.
         objective: "balanced" (the default), "memory" or "latency".
-        pins: weight name pattern → column, row, vocab, expert, whole or gather.
+        pins: name pattern → column, row, vocab, expert, cut, whole or gather, for weights ("*.up"), and cut or whole
+            for dimensions ("*.up[1]").
+        forbids: the same → column, row, vocab, expert, or "" for any cut: how not to cut them.
         outputs: "whole" (the default), or "shard" to leave outputs cut.
         sizes: sizes of symbols that costs are computed at, such as {"batch": 1, "past": 2048}.
         topology: the machine that "latency" plans for: a name that comes along, or a TOML file.
@@ -178,7 +181,7 @@ def compile(
     """
     request = _request(
         tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe,
-        tp_plan, reduce_dtype, dialect=dialect, annotations=annotations,
+        tp_plan, forbids, reduce_dtype, dialect=dialect, annotations=annotations,
     )  # fmt: skip
     engines = None
     if triton is not None:
@@ -253,6 +256,7 @@ def plan(
     tp_plan: str | Path | Mapping[str, str] | None = None,
     objective: str | None = None,
     pins: Mapping[str, str] | Sequence[tuple[str, str]] = (),
+    forbids: Mapping[str, str] | Sequence[tuple[str, str]] = (),
     sizes: Mapping[str, int] | None = None,
     topology: str = DEFAULT_TOPOLOGY,
     memory_per_rank: int | None = None,
@@ -270,7 +274,7 @@ def plan(
     """Plan without writing anything; the model's weights need not be there. Arguments as for `compile`."""
     request = _request(
         tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe,
-        tp_plan, annotations=annotations,
+        tp_plan, forbids, annotations=annotations,
     )  # fmt: skip
     source = open_model(model, allow_links=allow_links, require_data=False, example_inputs=example_inputs)
     if annotate is not None:
@@ -313,19 +317,24 @@ def _request(
     memory_per_rank: int | None,
     recipe: str | Path | None,
     tp_plan: str | Path | Mapping[str, str] | None,
+    forbids: Mapping[str, str] | Sequence[tuple[str, str]],
     reduce_dtype: str | None = None,
     **more: Any,
 ) -> Request:
     """What was asked for, in the form that the passes read: what is not given is the recipe's, else the default's."""
     used = None if recipe is None else find_recipe(str(recipe))
     return Request(
-        tp, objective or (used and used.objective) or "balanced",
-        tuple(pins.items()) if isinstance(pins, Mapping) else tuple(pins),
-        outputs or (used and used.outputs) or "whole", dict(sizes or {}),
-        None if plan is None else Path(plan), dict(state or {}), dict(roles or {}), strict=strict, topology=topology,
+        tp, objective or (used and used.objective) or "balanced", _pairs(pins),
+        outputs=outputs or (used and used.outputs) or "whole", sizes=dict(sizes or {}),
+        plan=None if plan is None else Path(plan), state=dict(state or {}), roles=dict(roles or {}), strict=strict,
+        topology=topology,
         reduce_dtype=reduce_dtype or (used and used.reduce_dtype) or "float32", memory_bytes=memory_per_rank,
-        recipe=used, tp_plan=None if tp_plan is None else read_tp_plan(tp_plan), **more,
+        recipe=used, forbids=_pairs(forbids), tp_plan=None if tp_plan is None else read_tp_plan(tp_plan), **more,
     )  # fmt: skip
+
+
+def _pairs(given: Mapping[str, str] | Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
+    return tuple(given.items()) if isinstance(given, Mapping) else tuple(given)
 
 
 def load(folder: str | Path) -> Bundle:

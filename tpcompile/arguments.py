@@ -165,7 +165,15 @@ def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) 
         action="append",
         default=[],
         metavar="GLOB=KIND",
-        help="weights by name: column, row, vocab, expert, whole or gather",
+        help="how weights lie, by name: column, row, vocab, expert, cut, whole or gather; dimensions ('up*[1]'): cut "
+        "or whole",
+    )
+    parser.add_argument(
+        "--forbid",
+        action="append",
+        default=[],
+        metavar="GLOB[=KIND]",
+        help="weights or dimensions that are not to be cut, or not so: column, row, vocab or expert",
     )
     parser.add_argument(
         "--outputs",
@@ -241,13 +249,14 @@ def engine_wishes(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def model_wishes(arguments: argparse.Namespace) -> dict[str, Any]:
-    from tpcompile.plan.request import read_bytes, read_pairs, read_sizes
+    from tpcompile.plan.request import read_bytes, read_forbid, read_pairs, read_sizes
 
     most = arguments.memory_per_rank
     pins = [(pattern, kind) for text in arguments.pin for pattern, kind in read_pairs("--pin", [text]).items()]
     return {
         "recipe": arguments.recipe, "tp_plan": arguments.tp_plan,
-        "objective": arguments.objective, "pins": pins, "outputs": arguments.outputs,
+        "objective": arguments.objective, "pins": pins,
+        "forbids": [read_forbid(text) for text in arguments.forbid], "outputs": arguments.outputs,
         "sizes": read_sizes(arguments.sizes), "plan": arguments.plan, "strict": arguments.strict,
         "state": read_pairs("--state", arguments.state), "roles": read_pairs("--role", arguments.role),
         "allow_links": arguments.allow_links, "topology": arguments.topology,

@@ -225,8 +225,8 @@ def test_as_a_process_of_its_own(source: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "TP104 pin 'nothing=row': no weight has such a name (there are 8, such as 'bias0'). "
-        "Correct the pattern, or leave the pin out\n"
+        "TP104 pin 'nothing=row': no weight or dimension has such a name (there are 8 weights, such as 'down1', "
+        "'down0'). Correct the pattern, or leave the pin out\n"
     )
 
 

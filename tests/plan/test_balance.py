@@ -12,7 +12,7 @@ from tpcompile.dims.cut import Cut, Mesh
 from tpcompile.dims.dim import root
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.balance import spread
-from tpcompile.plan.explain import holding
+from tpcompile.plan_summary import summarize
 
 LAYERS = 4
 FFN = 7
@@ -54,7 +54,7 @@ def parts(work: Compilation, weight: str, axis: int) -> list[int]:
 def test_ranks_take_turns(tp: int, expected: list[list[int]]) -> None:
     work = tpcompile.plan(model(feed_forward(LAYERS)), tp, objective="memory", pins={"up*": "column"})
     assert widths(work) == expected
-    held = holding(work.analysis, work.problem, work.plan.cut).rank_bytes
+    held = [rank.weights for rank in summarize(work).ranks]
     assert max(held) - min(held) <= 80  # a column of one layer, up and down: 2 * 10 * 4 bytes
 
 

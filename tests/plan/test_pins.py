@@ -81,7 +81,7 @@ def test_columns_of_experts_are_not_the_experts(tmp_path: Path) -> None:
         tpcompile.plan(source, 2, pins={"experts": "vocab"})
     assert str(caught.value) == (
         "TP104 pin 'experts=vocab': experts [4, 6, 5] has no such axis (its axes are expert, row, column). "
-        "Use one of expert, row, column, whole, or leave the pin out"
+        "Use one of expert, row, column, cut, whole, or leave the pin out"
     )
 
 
@@ -113,13 +113,13 @@ def test_pins_on_a_real_decoder(tmp_path: Path) -> None:
             [("up0", "vocab"), ("nothing.*", "column"), ("table", "row"), ("bias0", "row")],
             [
                 "TP104 pin 'up0=vocab': up0 [16, 36] has no such axis (its axes are row, column). "
-                "Use one of row, column, whole, or leave the pin out",
-                "TP104 pin 'nothing.*=column': no weight has such a name (there are 8, such as 'bias0'). "
-                "Correct the pattern, or leave the pin out",
+                "Use one of row, column, cut, whole, or leave the pin out",
+                "TP104 pin 'nothing.*=column': no weight or dimension has such a name (there are 8 weights, such as "
+                "'down1', 'down0'). Correct the pattern, or leave the pin out",
                 "TP104 pin 'table=row': table [50, 16] has no such axis (its axes are vocab, column). "
-                "Use one of vocab, column, whole, or leave the pin out",
+                "Use one of vocab, column, cut, whole, or leave the pin out",
                 "TP104 pin 'bias0=row': bias0 [36] has no such axis (its axes are column). "
-                "Use one of column, whole, or leave the pin out",
+                "Use one of column, cut, whole, or leave the pin out",
             ],
         ),
         (

@@ -9,7 +9,6 @@ import pytest
 
 import tpcompile
 from tests import zoo
-from tpcompile.plan.explain import holding
 from tpcompile.plan_summary import estimate_of
 
 FOLDER = Path(__file__).parents[3] / "shared" / "zoo"
@@ -34,6 +33,6 @@ def test_families_meet_the_bars(recipe: str, name: str) -> None:
         pytest.skip("the zoo is not beside the checkout (../shared/zoo), or lacks this graph")
     bars = json.loads((FOLDER / "expect.json").read_text())[name]
     work = tpcompile.plan(zoo.model(name, FOLDER), 4, recipe=recipe)
-    found = holding(work.analysis, work.problem, work.plan.cut)
-    assert sum(estimate_of(work).collectives.values()) <= bars["collectives"]["4"]
-    assert max(found.rank_bytes) / found.source_bytes <= bars["share"]["4"] + 0.004
+    found = estimate_of(work)
+    assert sum(found.collectives.values()) <= bars["collectives"]["4"]
+    assert found.rank.weights / found.whole.weights <= bars["share"]["4"] + 0.004

@@ -36,8 +36,8 @@ def test_all_that_is_wrong_is_said_at_once() -> None:
     }
     assert refusal(**wishes).splitlines() == [
         "TP102 --objective fast: there is no such objective. Use one of balanced, memory, latency",
-        "TP103 --pin up=left: 'left' is no way to lie. Use one of column, row, vocab, expert, whole, gather",
-        "TP103 --pin x=: '' is no way to lie. Use one of column, row, vocab, expert, whole, gather",
+        "TP103 --pin up=left: 'left' is no way to lie. Use one of column, row, vocab, expert, cut, whole, gather",
+        "TP103 --pin x=: '' is no way to lie. Use one of column, row, vocab, expert, cut, whole, gather",
         "TP105 --outputs cut: there is no such choice. Use one of whole, shard",
         "TP117 --reduce-dtype half: there is no such choice. Use one of float32, model",
         "TP118 --dialect nccl: there is no such choice. Use one of tensorrt, onnxruntime",

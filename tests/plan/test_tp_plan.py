@@ -120,6 +120,7 @@ def test_what_cannot_be_followed_is_told() -> None:
     styles = {"up0": "colwise", "down0": "colwize", "nothing.here": "rowwise", "nor.this": "colwise", "x": "all_reduce"}
     work = tpcompile.plan(model(TWO_LAYERS), 2, tp_plan=styles, pins={"up1": "whole"})
     assert work.warnings == [
+        "pin 'up1=whole' names 1 of 2 alike layers (up0[1], …): it holds for all of them, for they are cut alike",
         "tp_plan: 'down0=colwize' is passed over: tpcompile knows no style 'colwize'; 'colwise' is one",
         "tp_plan: no weight or module of the model has a name like nothing.here, nor.this",
         "tp_plan: 'up0=colwise' is passed over: it cannot hold beside what was asked for explicitly",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from fnmatch import fnmatchcase
 
 from tpcompile.dims.analysis import PER_USE
 from tpcompile.dims.cut import block
 from tpcompile.graph.program import Program, Value, Weight
 from tpcompile.plan.asks import Ask
+from tpcompile.plan.name_patterns import named_by
 from tpcompile.plan.uses import stored_bytes
 
 SENT = frozenset(
@@ -72,7 +72,7 @@ def choose_gathered(
     """The weights that pins and a recipe want stored cut and gathered, and a note for each wish that none follows."""
     asked = {use[0]: ask.label for ask in asks if ask.kind == "gather" for use in ask.uses}
     for value in program.weights:
-        pinned = [(name, kind) for name, kind in pins if fnmatchcase(value.name, name)]
+        pinned = [(name, kind) for name, kind in pins if named_by(name, value.name)]
         if pinned:
             asked.pop(value, None)
             asked.update((value, f"pin '{name}=gather'") for name, kind in pinned if kind == "gather")

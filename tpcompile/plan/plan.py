@@ -12,11 +12,19 @@ from tpcompile.plan.problem import DimClass, Problem
 
 
 @dataclass(frozen=True)
+class Reason:
+    """Why something stays whole, and what would change that ("" where nothing would)."""
+
+    text: str
+    remedy: str = ""
+
+
+@dataclass(frozen=True)
 class PlannedGroup:
     """Classes of repeated layers that share a decision.
 
     `saved_bytes` are those a rank does not hold because of this cut, over all classes of the group; `reason` says why
-    a group that is left whole is.
+    a group that is left whole is, `remedy` what would change that.
     """
 
     name: str
@@ -31,6 +39,7 @@ class PlannedGroup:
     all_reduces: int
     all_gathers: int
     reason: str = ""
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,7 +62,7 @@ class Plan:
         return bool(self.cut.axes or self.gathered)
 
 
-def make_plan(problem: Problem, choice: Mapping[int, SubAxes], objective: str, reasons: Mapping[int, str]) -> Plan:
+def make_plan(problem: Problem, choice: Mapping[int, SubAxes], objective: str, reasons: Mapping[int, Reason]) -> Plan:
     """Turn a choice per group into a plan."""
     mesh = problem.mesh
     axes = {cls.leaf: choice[cls.group] for cls in problem.classes if choice.get(cls.group)}
@@ -63,9 +72,9 @@ def make_plan(problem: Problem, choice: Mapping[int, SubAxes], objective: str, r
 
 
 def _planned(
-    problem: Problem, index: int, classes: list[DimClass], choice: Mapping[int, SubAxes], reasons: Mapping[int, str]
+    problem: Problem, index: int, classes: list[DimClass], choice: Mapping[int, SubAxes], reasons: Mapping[int, Reason]
 ) -> PlannedGroup:
-    mesh, axes = problem.mesh, choice.get(index, ())
+    mesh, axes, why = problem.mesh, choice.get(index, ()), reasons.get(index, Reason(""))
     degree = mesh.degree(axes)
     size, grain = classes[0].size, classes[0].leaf.grain
     blocks = tuple(stop - start for start, stop in (block(size, degree, k, grain) for k in range(degree)))
@@ -89,5 +98,6 @@ def _planned(
         saved_bytes=round(saved),
         all_reduces=math.ceil(sum(count for key, count in problem.reductions.items() if index in key)),
         all_gathers=math.ceil(sum(count for key, count in problem.gathers.items() if index in key)),
-        reason=reasons.get(index, ""),
+        reason=why.text,
+        remedy=why.remedy,
     )

@@ -10,11 +10,12 @@ from pathlib import Path
 
 from tpcompile.dims.cut import SubAxes
 from tpcompile.errors import Fault, raise_all, refuse
-from tpcompile.plan.plan import Plan
+from tpcompile.plan.plan import Plan, Reason
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.solve import Choice, feasible
 
 FORMAT = 1
+LEFT_WHOLE = Reason("the plan file leaves it whole", "sub_axes for it in the file")
 HEADER = """# What tpcompile cut, and over which sub-axes of the {tp} ranks. Edit `sub_axes` and give the file back:
 #     tpcompile MODEL --tp {tp} --plan plan.toml
 # The ranks are a grid of {grid}; sub_axes = [] leaves a dimension whole, {example} cuts it over all of them.
@@ -45,6 +46,8 @@ def plan_toml(plan: Plan) -> str:
         ]
         if group.reason:
             lines.append(f"because = {json.dumps(group.reason)}")
+        if group.remedy:
+            lines.append(f"remedy = {json.dumps(group.remedy)}")
         lines.append("weights = [" + "".join(f"\n    {json.dumps(weight)}," for weight in group.weights) + "\n]")
     return "\n".join(lines) + "\n"
 
@@ -55,7 +58,7 @@ class PlanFile:
 
     choice: Choice
     objective: str
-    reasons: Mapping[int, str]
+    reasons: Mapping[int, Reason]
     recipe: str
 
 
@@ -71,7 +74,11 @@ def read_plan(path: Path, problem: Problem) -> PlanFile:
         if content["format"] != FORMAT:
             raise ValueError(f"format {content['format']}, and this tpcompile reads format {FORMAT}")
         entries = [(str(d["name"]), tuple(map(int, d["sub_axes"]))) for d in content.get("dimension", [])]
-        because = {str(d["name"]): str(d["because"]) for d in content.get("dimension", []) if "because" in d}
+        because = {
+            str(d["name"]): Reason(str(d["because"]), str(d.get("remedy", "")))
+            for d in content.get("dimension", [])
+            if "because" in d
+        }
         tp, objective, recipe = int(content["tp"]), str(content["objective"]), str(content.get("recipe", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise refuse(
@@ -133,7 +140,7 @@ def read_plan(path: Path, problem: Problem) -> PlanFile:
         )
     raise_all(faults)
     whole = [group for group in range(len(problem.groups)) if group not in choice]
-    reasons = {group: because.get(names[group], "the plan file leaves it whole") for group in whole}
+    reasons = {group: because.get(names[group], LEFT_WHOLE) for group in whole}
     return PlanFile(choice, objective, reasons, recipe)
 
 

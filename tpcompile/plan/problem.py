@@ -57,8 +57,12 @@ class DimClass:
     @property
     def name(self) -> str:
         """The place in the largest weight: "layers.0.mlp.up.weight[1]", with ".k" where the axis has several leaves."""
-        value, axis, position = self.largest
-        return f"{value.name}[{axis}]" + (f".{position}" if position else "")
+        return place_name(*self.largest)
+
+
+def place_name(value: Value, axis: int, position: int) -> str:
+    """How plans call a leaf by its place in a weight."""
+    return f"{value.name}[{axis}]" + (f".{position}" if position else "")
 
 
 @dataclass

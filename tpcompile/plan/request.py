@@ -14,7 +14,8 @@ from tpcompile.plan.recipe import Recipe
 from tpcompile.plan.topology import DEFAULT
 from tpcompile.plan.tp_plan import TpPlan
 
-PIN_KINDS = ("column", "row", "vocab", "expert", "whole", "gather")
+PIN_KINDS = ("column", "row", "vocab", "expert", "cut", "whole", "gather")
+FORBID_KINDS = ("column", "row", "vocab", "expert", "")
 OUTPUT_KINDS = ("whole", "shard")
 REDUCE_DTYPES = ("float32", "model")
 ANNOTATIONS = ("follow", "ignore")
@@ -29,7 +30,8 @@ class Request:
     Attributes:
         tp: how many ranks, 1 or more.
         objective: one of `OBJECTIVES`.
-        pins: name pattern of weights → how they must lie (`PIN_KINDS`).
+        pins: name pattern of weights or dimensions → how they must lie (`PIN_KINDS`).
+        forbids: the same → how they must not be cut (`FORBID_KINDS`), "" for not at all.
         outputs: "whole", or "shard" to leave outputs cut where their nodes make them so.
         sizes: nominal sizes of symbols that costs are computed at.
         plan: a plan.toml to follow instead of solving.
@@ -48,6 +50,7 @@ class Request:
     tp: int = 1
     objective: str = "balanced"
     pins: tuple[tuple[str, str], ...] = ()
+    forbids: tuple[tuple[str, str], ...] = ()
     outputs: str = "whole"
     sizes: Mapping[str, int] = field(default_factory=dict)
     plan: Path | None = None
@@ -92,6 +95,11 @@ class Request:
                         f"Use one of {', '.join(PIN_KINDS)}",
                     )
                 )
+        for pattern, kind in self.forbids:
+            if kind not in FORBID_KINDS:
+                ways = ", ".join(filter(None, FORBID_KINDS))
+                fact = f"'{kind}' is no way to be cut"
+                faults.append(Fault("TP140", f"--forbid {pattern}={kind}", fact, f"Use one of {ways}, or none for any"))
         if self.outputs not in OUTPUT_KINDS:
             faults.append(
                 Fault(
@@ -126,9 +134,8 @@ class Request:
                 faults.append(
                     Fault("TP123", f"--role {role}={name}", "there is no such role", f"Use one of {', '.join(ROLES)}")
                 )
-        beside = [("--pin", self.pins), ("--objective", self.objective != OBJECTIVES[0]), ("--recipe", self.recipe)]
-        beside += [("--tp-plan", self.tp_plan)]
-        beside += [("--memory-per-rank", self.memory_bytes)]
+        beside = [("--pin", self.pins), ("--forbid", self.forbids), ("--objective", self.objective != OBJECTIVES[0])]
+        beside += [("--recipe", self.recipe), ("--tp-plan", self.tp_plan), ("--memory-per-rank", self.memory_bytes)]
         idle = [option for option, given in beside if given]
         if self.plan is not None and idle:
             fact = f"a plan file decides alone, so {' and '.join(idle)} would change nothing"
@@ -153,6 +160,12 @@ def read_pairs(option: str, texts: list[str]) -> dict[str, str]:
             found[name] = value
     raise_all(faults)
     return found
+
+
+def read_forbid(text: str) -> tuple[str, str]:
+    """ "GLOB=KIND", or "GLOB" for any cut."""
+    pattern, equals, kind = text.rpartition("=")
+    return (pattern, kind) if equals else (text, "")
 
 
 def read_sizes(text: str) -> dict[str, int]:

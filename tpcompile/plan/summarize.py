@@ -115,7 +115,9 @@ class Summarizer:
         """The kinds of dimension of stored tensors that stay whole, those with most bytes first."""
         for found in self.plan.groups:
             if not found.axes and found.stored_bytes:
-                yield WholeDimension(found.name, found.count, found.size, found.stored_bytes, found.reason, "")
+                yield WholeDimension(
+                    found.name, found.count, found.size, found.stored_bytes, found.reason, found.remedy
+                )
 
     def collectives(self) -> Iterator[CollectiveRow]:
         """The collectives of a step, in the order of the program."""

@@ -9,9 +9,9 @@ from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.cut import Cut
 from tpcompile.dims.dim import Dim
 from tpcompile.graph.program import Node, Value, Weight
-from tpcompile.plan.explain import why_whole
+from tpcompile.plan.explain import why_weight_whole
 from tpcompile.plan.gathered import local_shape
-from tpcompile.plan.plan import Plan
+from tpcompile.plan.plan import Plan, Reason
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.roles import axis_roles
 from tpcompile.plan.summary import WeightRow
@@ -43,7 +43,7 @@ def _rows(analysis: Analysis, problem: Problem, plan: Plan) -> Iterator[WeightRo
                 share = [part * local.local_size(dim, rank) / dim.size for rank, part in enumerate(share)]
         fullest = max(ranks, key=lambda rank: (share[rank], -rank))
         whole = all(part == 1 for part in share)
-        reason = why_whole(analysis, problem, axes, stuck, nodes) if whole and len(ranks) > 1 else ""
+        why = why_weight_whole(analysis, problem, value, axes, nodes) if whole and len(ranks) > 1 else Reason("")
         yield WeightRow(
             value.name,
             value.dtype or "float32",
@@ -53,8 +53,8 @@ def _rows(analysis: Analysis, problem: Problem, plan: Plan) -> Iterator[WeightRo
             tuple(round(nbytes * part) for part in share),
             "whole" if whole else _how(analysis, axes, nodes, local),
             tuple(dict.fromkeys(names[problem.group_of[leaf]] for leaf in held)),
-            reason,
-            "",
+            why.text,
+            why.remedy,
         )
 
 

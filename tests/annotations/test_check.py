@@ -132,6 +132,12 @@ def test_plans_are_valid_and_need_no_less_than_the_plan(name: str, tp: int) -> N
         ),
         (
             PRODUCT,
+            "y: x 0/2 1/2; w 0/2 1/2 @ 0 2 3 1",
+            "TP173 MatMul y: no device has shard 0 of axis 0 of x and shard 1 of axis 1 of w and shard 0 of axis "
+            "1 of x. Cut one of them over other devices, with copies of its shards for the other's",
+        ),
+        (
+            PRODUCT,
             "y: x 0/2 @ 0 1; w 1/2 @ 2 3",
             "TP172 MatMul y: device 0 has x and nothing of w. "
             "Name the same devices for all tensors that the node reads",
@@ -156,7 +162,7 @@ def test_plans_are_valid_and_need_no_less_than_the_plan(name: str, tp: int) -> N
             "Cut it along one of them, or not here",
         ),
     ],
-    ids=["add", "summed", "order", "composed", "devices", "softmax", "split", "reshape"],
+    ids=["add", "summed", "order", "composed", "three", "devices", "softmax", "split", "reshape"],
 )  # fmt: skip
 def test_an_operator_that_cannot_run_on_such_operands(graph: str, said: str, fault: str) -> None:
     assert fault in faults(graph, said)

@@ -6,6 +6,7 @@ onnx, docs/proposals/0007-ShardingFormalism.md, for what is asked of elementwise
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -190,24 +191,52 @@ def _needed_whole(
 
 
 def _apart(relation: Relation, merged: Mapping[Dim, Share], operands: Mapping[int, Operand]) -> Iterator[Wrong]:
-    """Pairs of dimensions of which no device has shards that belong to one part of the result."""
+    """Dimensions of which no device has shards that belong to one part of the work."""
     sides = [axes for axes in (*relation.inputs, *relation.outputs) if axes is not None]
-    pairs = {pair for axes in sides for pair in product_related(axes, merged)}
+    pairs = {frozenset(pair) for axes in sides for pair in product_related(axes, merged)}
     kept = {leaf for axes in relation.outputs for dim in axes or () for leaf in leaves(dim) if leaf in merged}
     for reduced in relation.reduced:
-        pairs |= {(a, b) for a in leaves(reduced.dim) if a in merged for b in kept}
-    told = set()
-    for a, b in pairs:
-        one, other = merged[a], merged[b]
-        if a is b or frozenset((a, b)) in told:
-            continue
-        told.add(frozenset((a, b)))
-        together = set(zip(one.held, other.held, strict=True))
-        if len(together) < one.shards * other.shards:
-            missing = next((i, j) for i in range(one.shards) for j in range(other.shards) if (i, j) not in together)
-            names = sorted((_place(relation, operands, leaf), k) for leaf, k in zip((a, b), missing, strict=True))
-            fact = f"no device has shard {names[0][1]} of {names[0][0]} and shard {names[1][1]} of {names[1][0]}"
-            yield Wrong("TP173", fact, "Cut one of them over other devices, with copies of its shards for the other's")
+        pairs |= {frozenset((a, b)) for a in leaves(reduced.dim) if a in merged for b in kept}
+    near = {leaf: [other for other in merged if frozenset((leaf, other)) in pairs] for leaf in merged}
+    largest = list(_met_together([], list(merged), [], near))
+    wrong = [_missing(relation, operands, merged, pair) for pair in _pairs_of(largest)]
+    if not any(wrong):
+        wrong = [_missing(relation, operands, merged, some) for some in largest]
+    yield from filter(None, wrong)
+
+
+def _met_together(
+    some: list[Dim], more: list[Dim], done: list[Dim], near: Mapping[Dim, list[Dim]]
+) -> Iterator[list[Dim]]:
+    """The largest sets of dimensions that all meet each other (Bron and Kerbosch, CACM 16, 1973).
+
+    Parts of one axis that lie one after the other do not: no part of the work has both.
+    """
+    if not more and not done:
+        yield some
+    while more:
+        leaf = more[0]
+        kept, left = ([other for other in found if other in near[leaf]] for found in (more, done))
+        yield from _met_together([*some, leaf], kept, left, near)
+        more, done = more[1:], [*done, leaf]
+
+
+def _pairs_of(sets: Sequence[Sequence[Dim]]) -> list[Sequence[Dim]]:
+    return list(dict.fromkeys(pair for some in sets for pair in itertools.combinations(some, 2)))
+
+
+def _missing(
+    relation: Relation, operands: Mapping[int, Operand], merged: Mapping[Dim, Share], some: Sequence[Dim]
+) -> Wrong | None:
+    """Shards of some dimensions that belong together and that no device has."""
+    together = set(zip(*(merged[leaf].held for leaf in some), strict=True))
+    needed = itertools.product(*(range(merged[leaf].shards) for leaf in some))
+    missing = next((shards for shards in needed if shards not in together), None) if some else None
+    if missing is None:
+        return None
+    named = sorted((_place(relation, operands, leaf), k) for leaf, k in zip(some, missing, strict=True))
+    fact = "no device has " + " and ".join(f"shard {k} of {place}" for place, k in named)
+    return Wrong("TP173", fact, "Cut one of them over other devices, with copies of its shards for the other's")
 
 
 def _place(relation: Relation, operands: Mapping[int, Operand], leaf: Dim) -> str:

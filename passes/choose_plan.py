@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from glob import escape
 from typing import ClassVar
 
 from tpcompile.annotations.read import follow
@@ -54,7 +55,11 @@ class ChoosePlan:
         if request.plan is not None:
             given, answers = read_plan(request.plan, problem), []
             work.plan, work.wishes = make_plan(problem, given.choice, given.objective, given.reasons), None
-            recipe = given.recipe
+            recipe, gathering = given.recipe, [(escape(name), "gather") for name in given.gathered]
+            lost = sorted(set(given.gathered) - {value.name for value in work.program.weights})
+            if lost:
+                fact = "the model has no such weight to gather"
+                raise refuse("TP112", f"{request.plan}: '{lost[0]}'", fact, "Make the plan again for this model")
         else:
             explicit, notes = wishes_of(work.analysis, problem, request.pins, request.forbids)
             work.warnings += notes
@@ -63,10 +68,10 @@ class ChoosePlan:
             solver, choice, cost, wishes = self.solved(work, explicit, answers)
             reasons = reasons_left_whole(solver, choice, cost, wishes)
             work.plan, work.wishes = make_plan(problem, choice, request.objective, reasons), wishes
-            recipe = request.recipe.name if request.recipe is not None else ""
+            recipe, gathering = request.recipe.name if request.recipe is not None else "", [*request.pins]
         work.plan = replace(work.plan, cut=spread(work.analysis, work.plan.cut, work.cut_doors))
         asks = [answer.ask for asked in answers for answer in asked]
-        gathered, notes = choose_gathered(work.program, request.tp, request.pins, asks)
+        gathered, notes = choose_gathered(work.program, request.tp, gathering, asks)
         work.plan = replace(work.plan, gathered=gathered, recipe=recipe)
         work.warnings += notes
         if not work.plan.cuts_something and request.tp > 1:

@@ -203,3 +203,21 @@ def test_the_last_check_while_the_graph_is_changed() -> None:
         "TP330 tensor x2: axis 0 mixes a cut dimension with sizes that depend on the inputs. "
         "Pin the weights that cause it whole (--pin GLOB=whole)"
     )
+
+
+def test_gathered_weights_come_back(tmp_path: Path) -> None:
+    source = model(TWO_LAYERS.replace("36", "372").replace("50", "513"))
+    tpcompile.compile(source, 2, tmp_path / "a", pins={"up?": "gather"})
+    path = tmp_path / "a" / "plan.toml"
+    assert 'gathered = [\n    "up0",\n    "up1",\n]\n' in path.read_text()
+    bundle = tpcompile.compile(source, 2, tmp_path / "b", plan=path)
+    assert (tmp_path / "b" / "plan.toml").read_bytes() == path.read_bytes()
+    assert error_of(source, tmp_path / "b") <= LIMIT
+    assert bundle.plan is not None
+    assert {value.name for value in bundle.plan.gathered} == {"up0", "up1"}
+    path.write_text(path.read_text().replace('"up1",', '"up9",'))
+    with pytest.raises(Refused) as caught:
+        tpcompile.plan(source, 2, plan=path)
+    assert str(caught.value) == (
+        f"TP112 {path}: 'up9': the model has no such weight to gather. Make the plan again for this model"
+    )

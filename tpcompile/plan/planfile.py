@@ -25,6 +25,7 @@ HEADER = """# What tpcompile cut, and over which sub-axes of the {tp} ranks. Edi
 def plan_toml(plan: Plan) -> str:
     """The text of plan.toml: groups of repeated layers, the cut ones first."""
     primes = list(plan.mesh.primes)
+    gathered = sorted(value.name for value in plan.gathered)
     lines = [
         HEADER.format(tp=plan.mesh.tp, grid=" × ".join(map(str, primes)) or "1", example=list(plan.mesh.all_axes)),
         f"format = {FORMAT}",
@@ -32,6 +33,7 @@ def plan_toml(plan: Plan) -> str:
         f"grid = {primes}",
         f"objective = {json.dumps(plan.objective)}",
         *([f"recipe = {json.dumps(plan.recipe)}"] if plan.recipe else []),
+        *(["gathered = [" + "".join(f"\n    {json.dumps(name)}," for name in gathered) + "\n]"] if gathered else []),
     ]
     for group in plan.groups:
         lines += [
@@ -60,6 +62,7 @@ class PlanFile:
     objective: str
     reasons: Mapping[int, Reason]
     recipe: str
+    gathered: tuple[str, ...]
 
 
 def read_plan(path: Path, problem: Problem) -> PlanFile:
@@ -79,6 +82,7 @@ def read_plan(path: Path, problem: Problem) -> PlanFile:
             for d in content.get("dimension", [])
             if "because" in d
         }
+        gathered = tuple(map(str, content.get("gathered", [])))
         tp, objective, recipe = int(content["tp"]), str(content["objective"]), str(content.get("recipe", ""))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise refuse(
@@ -141,7 +145,7 @@ def read_plan(path: Path, problem: Problem) -> PlanFile:
     raise_all(faults)
     whole = [group for group in range(len(problem.groups)) if group not in choice]
     reasons = {group: because.get(names[group], LEFT_WHOLE) for group in whole}
-    return PlanFile(choice, objective, reasons, recipe)
+    return PlanFile(choice, objective, reasons, recipe, gathered)
 
 
 def _why(error: Exception) -> str:

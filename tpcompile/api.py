@@ -217,6 +217,7 @@ def compile(
         manifest = write_bundle(
             work,
             folder,
+            summary,
             None if progress is None else lambda done, total: progress("write weights", done, total),
             hash_data=hash_data,
         )

@@ -26,8 +26,8 @@ from tpcompile.graph.read import SourceModel
 from tpcompile.graph.to_onnx import INLINE_BYTES, declared_shape, inline_bytes, rank_model
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.planfile import plan_toml
+from tpcompile.plan.summary import PlanSummary
 from tpcompile.plan.uses import item_bytes
-from tpcompile.plan_summary import summarize
 from tpcompile.report_page.page import report_page
 from tpcompile.targets.onnxruntime_dialect import Sent, translate
 from tpcompile.verify.files import open_source
@@ -43,7 +43,12 @@ REPORT_FILE = "report.html"
 
 
 def write_bundle(
-    work: Compilation, folder: Path, progress: Callable[[int, int], None] | None = None, *, hash_data: bool = False
+    work: Compilation,
+    folder: Path,
+    told: PlanSummary,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    hash_data: bool = False,
 ) -> Manifest:
     """Write all files of a bundle into an empty folder.
 
@@ -83,8 +88,8 @@ def write_bundle(
                 digests[file] = _sha256(folder / file)
         data = tuple(DataFile(file, (folder / file).stat().st_size, digests.get(file, "")) for file in files)
         ranks.append(RankEntry(rank, rank, 0, name, hashlib.sha256(content).hexdigest(), data))
-    (folder / PLAN_FILE).write_text(plan_toml(work.plan), encoding="utf-8")
-    (folder / REPORT_FILE).write_text(report_page(summarize(work)), encoding="utf-8")
+    (folder / PLAN_FILE).write_text(plan_toml(work.plan, told), encoding="utf-8")
+    (folder / REPORT_FILE).write_text(report_page(told), encoding="utf-8")
     manifest = make_manifest(work, tuple(ranks), sent)
     manifest.write(folder)
     return manifest

@@ -17,12 +17,14 @@ from tpcompile.errors import Refused
 from tpcompile.passes.check_plan import CheckPlan
 from tpcompile.plan.plan import Plan
 from tpcompile.plan.planfile import plan_toml
+from tpcompile.plan_summary import summarize
 
 REAL = "gpt2__legacy__kv"
 
 
 def text_of(source: object, tp: int, **wishes: object) -> str:
-    return plan_toml(tpcompile.plan(source, tp, **wishes).plan)  # type: ignore[arg-type]
+    work = tpcompile.plan(source, tp, **wishes)  # type: ignore[arg-type]
+    return plan_toml(work.plan, summarize(work))
 
 
 @pytest.mark.parametrize("objective", ["balanced", "memory"])

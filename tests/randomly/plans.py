@@ -33,6 +33,7 @@ from tpcompile.plan.plan import Plan, make_plan
 from tpcompile.plan.problem import Problem, build_problem
 from tpcompile.plan.request import Request
 from tpcompile.plan.solve import Choice, Solver, feasible
+from tpcompile.plan_summary import summarize
 
 NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
 LIMIT_OF_NARROW = 2e-2
@@ -109,7 +110,7 @@ class Subject:
         choice = CHOOSE[draw.kind](problem, np.random.default_rng(draw.seed))
         work.problem, work.plan = problem, make_plan(problem, choice, "balanced", {})
         pipeline.run(work, pipeline.REWRITING)
-        write_bundle(work, folder)
+        write_bundle(work, folder, summarize(work))
         return work.plan
 
     def errors(self, draw: Draw) -> dict[str, float]:

@@ -4,40 +4,62 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tpcompile.dims.cut import SubAxes
 from tpcompile.errors import Fault, raise_all, refuse
-from tpcompile.plan.plan import Plan, Reason
+from tpcompile.plan.explain import bytes_text
+from tpcompile.plan.plan import Plan, PlannedGroup, Reason
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.solve import Choice, feasible
+from tpcompile.plan.summary import CutDimension, PlanSummary
+from tpcompile.plan.words import SPOKEN, parts_text, time_text
 
 FORMAT = 1
 LEFT_WHOLE = Reason("the plan file leaves it whole", "sub_axes for it in the file")
-HEADER = """# What tpcompile cut, and over which sub-axes of the {tp} ranks. Edit `sub_axes` and give the file back:
+HEADER = """\
+# How {source} is cut for {ranks}. To change it, edit this file and give it back:
+#
 #     tpcompile MODEL --tp {tp} --plan plan.toml
-# The ranks are a grid of {grid}; sub_axes = [] leaves a dimension whole, {example} cuts it over all of them.
+#
+# Each [[dimension]] is a kind of dimension of the model's weights; `count` layers that are alike share it. `name` says
+# where it stands: axis 1 of up.weight is "up.weight[1]", and ".k" behind it the k-th part of an axis that has several.
+# The ranks are a grid of {grid}. `sub_axes` says over which of its sub-axes a dimension is cut:
+#     {example}    over all ranks
+#     []{pad}    not at all: every rank holds all of it
+# Only `tp`, `gathered`, and of each dimension `name` and `sub_axes` decide anything; the rest tells what comes of it. A
+# dimension that is left out stays whole. What cannot be cut as it is written is refused, with the reason.
+#
+# {summary}
+# {step}
 """
+SAYS = {"column": "by columns", "row": "by rows", "vocab": "along the vocabulary", "expert": "by experts"}
 
 
-def plan_toml(plan: Plan) -> str:
-    """The text of plan.toml: groups of repeated layers, the cut ones first."""
+def plan_toml(plan: Plan, told: PlanSummary) -> str:
+    """The text of plan.toml: what it is in words, then groups of repeated layers, the cut ones first.
+
+    `told` is the summary of the same plan. Nothing of the time or the machine it is written on stands in it.
+    """
     primes = list(plan.mesh.primes)
-    gathered = sorted(value.name for value in plan.gathered)
+    cut = {found.name: found for found in told.cut}
     lines = [
-        HEADER.format(tp=plan.mesh.tp, grid=" × ".join(map(str, primes)) or "1", example=list(plan.mesh.all_axes)),
+        _header(plan, told),
         f"format = {FORMAT}",
         f"tp = {plan.mesh.tp}",
         f"grid = {primes}",
         f"objective = {json.dumps(plan.objective)}",
         *([f"recipe = {json.dumps(plan.recipe)}"] if plan.recipe else []),
-        *(["gathered = [" + "".join(f"\n    {json.dumps(name)}," for name in gathered) + "\n]"] if gathered else []),
     ]
+    if plan.gathered:
+        lines += ["", "# Stored cut, and gathered whole before use."]
+        lines.append("gathered = " + _names(sorted(value.name for value in plan.gathered)))
     for group in plan.groups:
         lines += [
             "",
+            f"# {_in_words(group, cut.get(group.name))}",
             "[[dimension]]",
             f"name = {json.dumps(group.name)}",
             f"size = {group.size}",
@@ -50,8 +72,45 @@ def plan_toml(plan: Plan) -> str:
             lines.append(f"because = {json.dumps(group.reason)}")
         if group.remedy:
             lines.append(f"remedy = {json.dumps(group.remedy)}")
-        lines.append("weights = [" + "".join(f"\n    {json.dumps(weight)}," for weight in group.weights) + "\n]")
+        lines.append("weights = " + _names(group.weights))
     return "\n".join(lines) + "\n"
+
+
+def _header(plan: Plan, told: PlanSummary) -> str:
+    found, every = told.estimate, str(list(plan.mesh.all_axes))
+    counts = " and ".join(f"{count} {SPOKEN[op]}" for op, count in found.collectives.items() if count)
+    share = found.rank.weights / found.whole.weights if found.whole.weights else 1.0
+    sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
+    return HEADER.format(
+        source=_one_line(told.source), tp=plan.mesh.tp,
+        ranks="1 rank" if plan.mesh.tp == 1 else f"{plan.mesh.tp} ranks",
+        grid=" × ".join(map(str, plan.mesh.primes)) or "1", example=every, pad=" " * (len(every) - 2),
+        summary=f"A rank holds {bytes_text(found.rank.weights)} of weights, {share:.0%} of the model's; "
+        f"a step has {counts or 'no collectives'}.",
+        step=_one_line(
+            f"On {found.topology.title}{f', at {sizes}' if sizes else ''}: about {time_text(found.step.total)} a step, "
+            f"{found.step.communication_share:.0%} of it sending; one device takes {time_text(found.alone.total)}."
+        ),
+    ).rstrip()  # fmt: skip
+
+
+def _in_words(group: PlannedGroup, cut: CutDimension | None) -> str:
+    """What a kind of dimension is and what became of it."""
+    layers = f"In {group.count} layers alike: " if group.count > 1 else ""
+    if cut is None:
+        return f"{layers}{'whole' if layers else 'Whole'} on every rank."
+    calls = " and ".join(f"{count} {SPOKEN[op]}" for op, count in cut.collectives.items() if count)
+    into = f"{'cut' if layers else 'Cut'} {SAYS[cut.how]} into {parts_text(group.blocks)}"
+    return f"{layers}{into}; saves {bytes_text(group.saved_bytes)} a rank, causes {calls or 'no collectives'}."
+
+
+def _names(names: Iterable[str]) -> str:
+    return "[" + "".join(f"\n    {json.dumps(name)}," for name in names) + "\n]"
+
+
+def _one_line(text: str) -> str:
+    """A text as it may stand in a comment: control characters would end it."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,7 @@ from tpcompile.plan.plan import Plan, make_plan
 from tpcompile.plan.problem import Problem, build_problem
 from tpcompile.plan.request import Request
 from tpcompile.plan.solve import Choice, Solver, feasible
+from tpcompile.plan.topology import DEFAULT, find_topology
 from tpcompile.plan_summary import summarize
 
 NARROW = (onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16)
@@ -108,7 +109,8 @@ class Subject:
         problem = build_problem(work.analysis, Mesh(draw.tp), work.cut_doors, max, max, wide=True)
         problem = problem if draw.alike else each_alone(problem)
         choice = CHOOSE[draw.kind](problem, np.random.default_rng(draw.seed))
-        work.problem, work.plan = problem, make_plan(problem, choice, "balanced", {})
+        work.problem, work.plan, work.wishes = problem, make_plan(problem, choice, "balanced", {}), None
+        work.topology = find_topology(DEFAULT)
         pipeline.run(work, pipeline.REWRITING)
         write_bundle(work, folder, summarize(work))
         return work.plan

@@ -57,11 +57,14 @@ def command_parser(command: str) -> argparse.ArgumentParser:
         parser.add_argument(
             "--export-tp-plan",
             type=Path,
-            metavar="FILE",
+            metavar="FILE.json",
             help="write the plan as a tp_plan of Hugging Face",
         )
         parser.add_argument(
             "--report", type=Path, metavar="FILE.html", help="write the plan as a page for browsers, too"
+        )
+        parser.add_argument(
+            "--write-plan", type=Path, metavar="FILE.toml", help="write plan.toml there, to edit and give to --plan"
         )
     elif command == "verify":
         from tpcompile.verify.command import add_verify_arguments

@@ -13,7 +13,7 @@ from typing import Any
 
 from tpcompile import __version__
 from tpcompile.arguments import COMMANDS, command_parser, engine_wishes, model_wishes
-from tpcompile.errors import TpcompileError, refuse
+from tpcompile.errors import TpcompileError
 
 INTERRUPTED = 130
 OUR_FAULT = 1
@@ -101,41 +101,13 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
         from tpcompile.show_recipes import recipes_command
 
         return recipes_command(arguments)
-    from tpcompile import api
-    from tpcompile.pipeline import replanned
-    from tpcompile.plan.tp_plan_export import export_tp_plan, write_tp_plan
-    from tpcompile.plan_report import plan_json, print_comparison, print_plan
-    from tpcompile.plan_summary import summarize
-    from tpcompile.report import Progress, bundle_json, print_bundle
-    from tpcompile.report_page.write import check_report, write_report
-
     if command == "plan":
-        if arguments.annotate is not None and len(arguments.tp) > 1:
-            fact = "it holds one plan, and --tp asks for several"
-            raise refuse("TP160", f"--annotate {arguments.annotate}", fact, "Give one --tp")
-        exported = arguments.export_tp_plan
-        if exported is not None and len(arguments.tp) > 1:
-            fact = "one plan is written, and --tp names several degrees"
-            raise refuse("TP158", f"--export-tp-plan {exported}", fact, "Give one of them")
-        if arguments.report is not None:
-            check_report(arguments.report, len(arguments.tp))
-        with Progress() as progress:
-            first = api.plan(arguments.model, arguments.tp[0], progress=progress, **model_wishes(arguments))
-            found = [first, *(replanned(first, tp) for tp in arguments.tp[1:])]
-        if exported is not None:
-            styles, unsaid = export_tp_plan(found[0].analysis, found[0].problem, found[0].plan.cut)
-            write_tp_plan(exported, styles)
-            found[0].warnings += unsaid
-        if arguments.report is not None:
-            write_report(summarize(found[0]), arguments.report)
-        if arguments.json:
-            shown = [plan_json(summarize(work), work) for work in found]
-            print(json.dumps(shown[0] if len(shown) == 1 else shown, indent=1))
-        elif len(found) > 1:
-            print_comparison(found)
-        else:
-            print_plan(summarize(found[0]))
-        return 0
+        from tpcompile.plan_command import plan_command
+
+        return plan_command(arguments)
+    from tpcompile import api
+    from tpcompile.report import Progress, bundle_json, print_bundle
+
     if command == "engine":
         from tpcompile.plan.request import read_sizes
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import onnx
 import pytest
 
 import tpcompile
@@ -223,3 +228,37 @@ def test_gathered_weights_come_back(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"TP112 {path}: 'up9': the model has no such weight to gather. Make the plan again for this model"
     )
+
+
+@pytest.mark.parametrize("wishes", [{}, {"objective": "memory"}, {"recipe": "megatron"}, {"pins": {"up*": "gather"}}])
+@pytest.mark.parametrize("tp", [2, 3, 4])
+def test_given_back_the_file_is_the_same_byte_for_byte(wishes: dict[str, Any], tp: int, tmp_path: Path) -> None:
+    source = model(TWO_LAYERS.replace("36", "360").replace("50", "510"))
+    first = text_of(source, tp, **wishes)
+    (tmp_path / "plan.toml").write_text(first)
+    assert text_of(source, tp, plan=tmp_path / "plan.toml") == first
+
+
+@pytest.mark.parametrize("seed", ["0", "1", "77"])
+def test_the_file_does_not_depend_on_how_python_hashes(seed: str, tmp_path: Path) -> None:
+    onnx.save(zoo.model(REAL), tmp_path / "m.onnx")
+    want = text_of(str(tmp_path / "m.onnx"), 4)
+    command = [sys.executable, "-m", "tpcompile.cli", "plan", "m.onnx", "--tp", "4", "--write-plan", "p.toml"]
+    environment = os.environ | {"PYTHONHASHSEED": seed}
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=120)
+    assert (tmp_path / "p.toml").read_text() == want
+
+
+def test_it_says_in_words_what_it_is() -> None:
+    text = text_of(model(TWO_LAYERS), 4, topology="a100x8")
+    comments = [line for line in text.splitlines() if line.startswith("#")]
+    assert comments[0] == "# How the ModelProto is cut for 4 ranks. To change it, edit this file and give it back:"
+    assert "#     tpcompile MODEL --tp 4 --plan plan.toml" in comments
+    assert "# A rank holds 4.0 kB of weights, 25% of the model's; a step has 3 AllReduce and 1 AllGather." in comments
+    assert any(line.startswith("# On 8 × A100 SXM4 80 GB, NVLink 3, at batch 1, seq 1: about ") for line in comments)
+    assert comments[-4:] == [
+        "# In 2 layers alike: cut by columns into 4 × 9; saves 7.1 kB a rank, causes 2 AllReduce.",
+        "# Cut by columns into 13, 13, 12, 12; saves 2.4 kB a rank, causes 1 AllGather.",
+        "# Cut along the vocabulary into 13, 13, 12, 12; saves 2.4 kB a rank, causes 1 AllReduce.",
+        "# Whole on every rank.",
+    ]

@@ -236,13 +236,13 @@ def test_exporting_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     for argv, text in (
         (["nameless.onnx", "2", out],
-         f"TP156 --export-tp-plan {out}: no weight that is cut has the name of a module, and styles are said of modules"
+         "TP156 --export-tp-plan: no weight that is cut has the name of a module, and styles are said of modules"
          ". Export the model with names: torch's exporter keeps them in the metadata\n"),
         (["m.onnx", "2", tmp_path / "no" / "p.json"],
-         f"TP157 --export-tp-plan {tmp_path / 'no' / 'p.json'}: cannot be written (No such file or directory). "
-         "Give another path\n"),
+         f"TP440 --export-tp-plan {tmp_path / 'no' / 'p.json'}: there is no such folder. "
+         "Choose a file in a folder that is there\n"),
         (["m.onnx", "2,4", out],
-         f"TP158 --export-tp-plan {out}: one plan is written, and --tp names several degrees. Give one of them\n"),
+         f"TP441 --export-tp-plan {out}: it holds one plan, and --tp asks for several. Give one degree\n"),
     ):  # fmt: skip
         name, tp, target = map(str, argv)
         assert main(["plan", str(tmp_path / name), "--tp", tp, "--export-tp-plan", target]) == 2

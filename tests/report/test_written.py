@@ -65,13 +65,13 @@ def test_a_real_plan_is_shown_as_it_is(name: str) -> None:
     ("words", "text"),
     [
         (["--tp", "2", "--report", "m.onnx"],
-         "TP440 --report m.onnx: a report is a page, and replaces what has its name. Use a name in .html\n"),
+         "TP440 --report m.onnx: it replaces a file that has its name, and must end in .html. Use a name in .html\n"),
         (["--tp", "2", "--report", "none/r.html"],
          "TP440 --report none/r.html: there is no such folder. Choose a file in a folder that is there\n"),
         (["--tp", "2", "--report", "folder.html"],
          "TP440 --report folder.html: it is a folder. Choose a file in a folder that is there\n"),
         (["--tp", "1,2", "--report", "r.html"],
-         "TP441 --report r.html: a report shows one plan, and --tp asks for several. Give one degree\n"),
+         "TP441 --report r.html: it holds one plan, and --tp asks for several. Give one degree\n"),
     ],
 )  # fmt: skip
 def test_where_no_page_can_be(
@@ -92,6 +92,6 @@ def test_a_page_that_cannot_be_written_leaves_nothing(
     monkeypatch.setattr(Path, "replace", full)
     page = tmp_path / "r.html"
     assert main(["plan", str(source), "--tp", "2", "--report", str(page)]) == 2
-    told = f"TP440 --report {page}: cannot write it: {os.strerror(28)}. Choose another place\n"
+    told = f"TP440 --report {page}: cannot be written ({os.strerror(28)}). Choose another place\n"
     assert capsys.readouterr() == ("", told)
     assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]

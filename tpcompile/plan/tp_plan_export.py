@@ -7,11 +7,9 @@ the numbers and the memory stay, and more is sent.
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -45,7 +43,11 @@ class _Use:
 
 
 def export_tp_plan(analysis: Analysis, problem: Problem, cut: Cut) -> tuple[dict[str, str], list[str]]:
-    """Module → style in the order of the graph, and what of the plan cannot be said, with the reasons."""
+    """Module → style in the order of the graph, and what of the plan cannot be said, with the reasons.
+
+    Raises:
+        Refused: TP156 there is nothing to say.
+    """
     notes: list[str] = []
     uses = list(_module_uses(analysis, problem, cut, notes))
     gathered = _told_gathered(analysis, problem, cut, uses)
@@ -62,6 +64,10 @@ def export_tp_plan(analysis: Analysis, problem: Problem, cut: Cut) -> tuple[dict
             notes.append(note)
         if use.bare and use.role in ("column", "row"):
             styles.setdefault(key.rpartition(".")[0], "moe_tp_experts")
+    if not styles:
+        fact = "no weight that is cut has the name of a module, and styles are said of modules"
+        remedy = "Export the model with names: torch's exporter keeps them in the metadata"
+        raise refuse("TP156", "--export-tp-plan", fact, remedy)
     return styles, notes
 
 
@@ -163,19 +169,3 @@ def _style(use: _Use, cut: Cut, gathered: dict[int, str], summed: set[int]) -> s
     if apart or use.groups.isdisjoint(summed):
         return "colwise_gather_output"
     return "packed_colwise" if _is_packed(cut, use.axes[use.axis]) else "colwise"
-
-
-def write_tp_plan(path: Path, styles: Mapping[str, str]) -> None:
-    """Write a plan as JSON.
-
-    Raises:
-        Refused: TP156 there is nothing to write; TP157 it cannot be written there.
-    """
-    where = f"--export-tp-plan {path}"
-    if not styles:
-        fact = "no weight that is cut has the name of a module, and styles are said of modules"
-        raise refuse("TP156", where, fact, "Export the model with names: torch's exporter keeps them in the metadata")
-    try:
-        path.write_text(json.dumps(dict(styles), indent=2) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise refuse("TP157", where, f"cannot be written ({error.strerror})", "Give another path") from None

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from tpcompile.dims.analysis import Analysis
 from tpcompile.dims.cut import Cut
-from tpcompile.dims.dim import Dim
+from tpcompile.dims.dim import Dim, leaves
 from tpcompile.dims.placement import active_leaves
 from tpcompile.graph.program import Node, Sizes, Value
 from tpcompile.plan.advice import cheaper_place
@@ -21,6 +21,7 @@ from tpcompile.plan.roles import axis_roles
 from tpcompile.plan.step_time import Call, LocalSizes, TimedNode, calls_of, computing, timed_nodes
 from tpcompile.plan.summary import CollectiveRow, CutDimension, RankHolds, StepEntry, WeightRow, WholeDimension
 from tpcompile.plan.topology import Topology
+from tpcompile.plan.uses import weight_uses
 
 
 @dataclass
@@ -45,6 +46,14 @@ class Summarizer:
     @cached_property
     def calls(self) -> dict[Site, Call]:
         return calls_of(self.problem, self.plan, self.topology)
+
+    @cached_property
+    def uses(self) -> dict[Value, list[tuple[list[Dim], list[Node]]]]:
+        """By stored tensor: its dims and readers, small ones once per use."""
+        found: dict[Value, list[tuple[list[Dim], list[Node]]]] = defaultdict(list)
+        for value, axes, nodes in weight_uses(self.analysis):
+            found[value].append((axes, nodes))
+        return found
 
     @cached_property
     def layer(self) -> tuple[int, dict[Node, int]]:
@@ -85,9 +94,10 @@ class Summarizer:
     def _largest(self, cls: DimClass) -> tuple[str, str]:
         """What a dimension is to the readers of its largest weight, and the first of these."""
         value, axis, _ = cls.largest
-        nodes = [node for node, _ in value.consumers if node in self.analysis.relations]
-        axes = self.analysis.axes[value] or []
-        return axis_roles(self.analysis, axes, nodes)[axis], nodes[0].name if nodes else ""
+        for axes, nodes in self.uses[value]:
+            if cls.leaf in leaves(axes[axis]):
+                return axis_roles(self.analysis, axes, nodes)[axis], nodes[0].name if nodes else ""
+        return "column", ""
 
     def _spared(self) -> dict[int, float]:
         """Microseconds of reading and computing that each cut takes off a rank, the others staying as they are."""

@@ -13,7 +13,7 @@ from tpcompile.plan.estimate import Estimate, stops_paying
 from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.step_time import StepTime
 from tpcompile.plan.summary import PlanSummary
-from tpcompile.plan.words import SPOKEN, parts_text, time_text
+from tpcompile.plan.words import calls_text, parts_text, time_text
 from tpcompile.plan_summary import estimate_of
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def print_plan(told: PlanSummary) -> None:
     console = Console(highlight=False)
     ranks = "1 rank" if told.tp == 1 else f"{told.tp} ranks"
     console.print(f"[bold]{escape(told.source)}[/] on {ranks}\n")
-    _print_totals(console, told.estimate)
+    _print_totals(console, told)
     print_cut(console, told)
     if told.whole:
         shown = table("dimension left whole", "size", "why")
@@ -67,7 +67,7 @@ def print_cut(console: Console, told: PlanSummary) -> None:
     """What is cut: how, into which parts, what that saves and which collectives it causes."""
     rows, names = [], [(found.name, found.count) for found in told.cut]
     for found in told.cut:
-        calls = ", ".join(f"{count} {SPOKEN[op]}" for op, count in found.collectives.items())
+        calls = calls_text(found.collectives) if found.collectives else ""
         saves = f"{bytes_text(found.saved_bytes)}, {time_text(found.saved_us)}"
         causes = f"{calls}, {time_text(found.collectives_us)}" if calls else "nothing"
         rows.append((found.how, parts_text(found.blocks), saves, causes))
@@ -118,9 +118,9 @@ def print_notes(console: Console, notes: Sequence[str]) -> None:
         console.print(f"[yellow]note[/]: and {len(notes) - SHOWN} more")
 
 
-def _print_totals(console: Console, found: Estimate) -> None:
+def _print_totals(console: Console, told: PlanSummary) -> None:
     """What the fullest rank holds, what is sent, and how long a step takes, beside one device."""
-    shown = table("", "a rank", "one device", "")
+    found, shown = told.estimate, table("", "a rank", "one device", "")
     rows = (
         ("weights", found.rank.weights, found.whole.weights),
         ("caches", found.rank.caches, found.whole.caches),
@@ -133,13 +133,13 @@ def _print_totals(console: Console, found: Estimate) -> None:
     fits = f"of {room}" if found.fits else f"[red]more than the {room} of a {escape(found.topology.device.name)}[/]"
     shown.add_row("memory", bytes_text(found.rank.total), bytes_text(found.whole.total), fits)
     console.print(shown)
-    step, counts = found.step, {op: count for op, count in found.collectives.items() if count}
-    if counts:
-        calls = " and ".join(f"{count} {SPOKEN[op]}" for op, count in counts.items())
-        a_layer = ""
-        if found.layers > 1 and counts.get("all_reduce", 0) >= found.layers:
-            a_layer = f", {counts['all_reduce'] // found.layers} AllReduce a layer"
-        console.print(f"\n{calls} a step{a_layer}; {bytes_text(step.sent_bytes / found.tokens)} of results a token")
+    step = found.step
+    if any(found.collectives.values()):
+        per_token = f"{bytes_text(step.sent_bytes / max(found.tokens, 1))} of results a token"
+        console.print(f"\n{calls_text(found.collectives)} a step, {per_token}")
+        calls, nbytes = told.a_layer
+        if calls:
+            console.print(f"{calls_text(calls)} a layer, {bytes_text(nbytes / max(found.tokens, 1))} a token")
     sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
     console.print(
         f"{escape(found.topology.title)}{f', at {escape(sizes)}' if sizes else ''}: a step takes about "

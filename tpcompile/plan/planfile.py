@@ -15,7 +15,7 @@ from tpcompile.plan.plan import Plan, PlannedGroup, Reason
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.solve import Choice, feasible
 from tpcompile.plan.summary import CutDimension, PlanSummary
-from tpcompile.plan.words import SPOKEN, parts_text, time_text
+from tpcompile.plan.words import calls_text, parts_text, time_text
 
 FORMAT = 1
 LEFT_WHOLE = Reason("the plan file leaves it whole", "sub_axes for it in the file")
@@ -78,7 +78,6 @@ def plan_toml(plan: Plan, told: PlanSummary) -> str:
 
 def _header(plan: Plan, told: PlanSummary) -> str:
     found, every = told.estimate, str(list(plan.mesh.all_axes))
-    counts = " and ".join(f"{count} {SPOKEN[op]}" for op, count in found.collectives.items() if count)
     share = found.rank.weights / found.whole.weights if found.whole.weights else 1.0
     sizes = ", ".join(f"{name} {size}" for name, size in found.sizes.items())
     return HEADER.format(
@@ -86,7 +85,7 @@ def _header(plan: Plan, told: PlanSummary) -> str:
         ranks="1 rank" if plan.mesh.tp == 1 else f"{plan.mesh.tp} ranks",
         grid=" × ".join(map(str, plan.mesh.primes)) or "1", example=every, pad=" " * (len(every) - 2),
         summary=f"A rank holds {bytes_text(found.rank.weights)} of weights, {share:.0%} of the model's; "
-        f"a step has {counts or 'no collectives'}.",
+        f"a step has {calls_text(found.collectives)}.",
         step=_one_line(
             f"On {found.topology.title}{f', at {sizes}' if sizes else ''}: about {time_text(found.step.total)} a step, "
             f"{found.step.communication_share:.0%} of it sending; one device takes {time_text(found.alone.total)}."
@@ -99,9 +98,8 @@ def _in_words(group: PlannedGroup, cut: CutDimension | None) -> str:
     layers = f"In {group.count} layers alike: " if group.count > 1 else ""
     if cut is None:
         return f"{layers}{'whole' if layers else 'Whole'} on every rank."
-    calls = " and ".join(f"{count} {SPOKEN[op]}" for op, count in cut.collectives.items() if count)
     into = f"{'cut' if layers else 'Cut'} {SAYS[cut.how]} into {parts_text(group.blocks)}"
-    return f"{layers}{into}; saves {bytes_text(group.saved_bytes)} a rank, causes {calls or 'no collectives'}."
+    return f"{layers}{into}; saves {bytes_text(group.saved_bytes)} a rank, causes {calls_text(cut.collectives)}."
 
 
 def _names(names: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -184,6 +185,12 @@ class PlanSummary:
             f"{SPOKEN[op]} of {values[0]}{f' (and {len(values) - 1} more)' if len(values) > 1 else ''}: {cheaper}"
             for (op, cheaper), values in found.items()
         )
+
+    @property
+    def a_layer(self) -> tuple[Mapping[str, int], int]:
+        """What one of the alike layers sends, the middle one: how many of each operation, and their bytes."""
+        rows = [row for row in self.collectives if row.layer == self.layers // 2] if self.layers > 1 else []
+        return Counter(row.op for row in rows), sum(row.nbytes for row in rows)
 
     @property
     def whole_weights(self) -> tuple[WholeWeights, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 SPOKEN = {
     "all_reduce": "AllReduce",
@@ -31,3 +31,8 @@ def parts_text(blocks: Sequence[int]) -> str:
     if len(blocks) <= 4 and blocks[0] < 100:
         return ", ".join(map(str, blocks))
     return f"{len(blocks)} × {blocks[-1]} or {blocks[0]}"
+
+
+def calls_text(counts: Mapping[str, int]) -> str:
+    """ "65 AllReduce and 1 AllGather"; "no collectives" where there are none."""
+    return " and ".join(f"{count} {SPOKEN[op]}" for op, count in counts.items() if count) or "no collectives"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.step_time import StepTime
 from tpcompile.plan.summary import PlanSummary
-from tpcompile.plan.words import SPOKEN, time_text
+from tpcompile.plan.words import SPOKEN, calls_text, time_text
 from tpcompile.report_page.markup import name, stacked, text
 
 SPENT = {"memory": "memory", "compute": "compute", "starts": "starts", "communication": "communication"}
@@ -51,10 +51,8 @@ def _lead(plan: PlanSummary) -> str:
     found = plan.estimate
     if not found.cuts:
         return f"Nothing is cut: {'each of ' if plan.tp > 1 else ''}{ranks_text(plan)} runs the whole model."
-    a_layer = ""
-    reduces = found.collectives.get("all_reduce", 0)
-    if plan.layers > 1 and reduces >= plan.layers:
-        a_layer = f"; {reduces // plan.layers} AllReduce in each of {plan.layers} layers"
+    calls, _ = plan.a_layer
+    a_layer = f"; {calls_text(calls)} in each of {plan.layers} layers" if calls else ""
     kinds = f"{len(plan.cut)} kind{'s of dimension are' if len(plan.cut) != 1 else ' of dimension is'}"
     even = {"exact": "All ranks hold the same", "uneven": "Ranks hold different amounts"}
     alike = even.get(found.split, "Ranks hold different amounts, and gathers pad the smaller ones")

@@ -60,13 +60,14 @@ class ChoosePlan:
             if lost:
                 fact = "the model has no such weight to gather"
                 raise refuse("TP112", f"{request.plan}: '{lost[0]}'", fact, "Make the plan again for this model")
+            work.solver = None
         else:
             explicit, notes = wishes_of(work.analysis, problem, request.pins, request.forbids)
             work.warnings += notes
             explicit += self.annotated(work)
             answers = self.answers(work, explicit)
             solver, choice, cost, wishes = self.solved(work, explicit, answers)
-            reasons = reasons_left_whole(solver, choice, cost, wishes)
+            reasons, work.solver = reasons_left_whole(solver, choice, cost, wishes), solver
             work.plan, work.wishes = make_plan(problem, choice, request.objective, reasons), wishes
             recipe, gathering = request.recipe.name if request.recipe is not None else "", [*request.pins]
         work.plan = replace(work.plan, cut=spread(work.analysis, work.plan.cut, work.cut_doors))

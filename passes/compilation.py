@@ -14,7 +14,7 @@ from tpcompile.graph.state import StatePair
 from tpcompile.plan.plan import Plan
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.request import Request
-from tpcompile.plan.solve import Wish
+from tpcompile.plan.solve import Solver, Wish
 from tpcompile.plan.topology import Topology
 
 T = TypeVar("T")
@@ -59,6 +59,7 @@ class Compilation:
     problem = Later[Problem]()
     topology = Later[Topology]()
     plan = Later[Plan]()
+    solver = Later[Solver | None]()
     wishes = Later[list[Wish] | None]()
     """What pins and the recipe came to; None where a plan file decided alone."""
     local = Later[LocalProgram]()

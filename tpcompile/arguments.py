@@ -60,6 +60,7 @@ def command_parser(command: str) -> argparse.ArgumentParser:
             metavar="FILE.json",
             help="write the plan as a tp_plan of Hugging Face",
         )
+        parser.add_argument("--why", metavar="GLOB", help="why these weights or dimensions are cut, or are not")
         parser.add_argument(
             "--report", type=Path, metavar="FILE.html", help="write the plan as a page for browsers, too"
         )

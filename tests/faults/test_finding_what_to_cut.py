@@ -37,7 +37,8 @@ def test_h5_a_pin_that_matches_nothing_is_refused(tmp_path: Path) -> None:
     with pytest.raises(Refused) as refused:
         Ranks(model(NO_RULE), 2, tmp_path, pins={"w_7*": "row"})
     assert str(refused.value) == (
-        "TP104 pin 'w_7*=row': no weight has such a name (there are 4, such as 'b_1'). "
+        "TP104 pin 'w_7*=row': no weight or dimension has such a name "
+        "(there are 4 weights, such as 'w_2', 'w_1', 'b_2'). "
         "Correct the pattern, or leave the pin out"
     )
 

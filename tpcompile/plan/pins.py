@@ -82,8 +82,8 @@ def wishes_of(
         found = [_wishes(analysis, problem, said, use) for use in matched]
         wrong = [each for each in found if isinstance(each, Fault)]
         held = [wish for each in found if not isinstance(each, Fault) for wish in each]
-        if said.what == "pin" or not held:
-            faults += wrong
+        if said.what == "pin" or not held:  # that some weights cannot lie so anyway is no fault of a forbid
+            faults += wrong if said.what == "pin" else wrong[:1]
         wishes += held
         notes += _alike(problem, said, matched, held)
     raise_all(dict.fromkeys(faults))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -197,6 +197,15 @@ class Solver:
         )
 
     def _collectives(self) -> None:
+        for _, groups, both, price in self.collectives():
+            if both:
+                cut = [(self.x[group, axes], -1.0) for group in groups for axes in self.subsets if axes]
+                self.rows.add([(self._variable(price, False), 1.0), *cut], -1, np.inf)
+            else:
+                self._switch(groups, price)
+
+    def collectives(self) -> Iterator[tuple[str, frozenset[int], bool, float]]:
+        """Operation, the groups any of which (or, with True, all of which) cause it, and what it then costs."""
         tp = self.problem.mesh.tp
         for groups, count in self.problem.reductions.items():
             starts = self.problem.reduction_weights[groups] * self.saving(groups) if self.prices.relative else count
@@ -205,13 +214,13 @@ class Solver:
                 self.prices.relative and groups <= self.problem.lookups
             ):  # the tie towards vocabulary-parallel embeddings
                 price = 0.5 * self.prices.all_gather(count, self.sent(self.problem.reduced_bytes[groups]), tp)
-            self._switch(groups, price)
+            yield "all_reduce", groups, False, price
         for groups, count in self.problem.gathers.items():
-            self._switch(groups, self.prices.all_gather(count, self.sent(self.problem.gathered_bytes[groups]), tp))
+            price = self.prices.all_gather(count, self.sent(self.problem.gathered_bytes[groups]), tp)
+            yield "all_gather", groups, False, price
         for pair, count in self.problem.door_gathers.items():
             price = self.prices.all_gather(count, self.sent(self.problem.door_bytes[pair]), tp)
-            both = [(self.x[group, axes], -1.0) for group in pair for axes in self.subsets if axes]
-            self.rows.add([(self._variable(price, False), 1.0), *both], -1, np.inf)
+            yield "all_gather", frozenset(pair), True, price
 
     def sent(self, nbytes: int) -> float:
         """The bytes of collectives as they count."""

@@ -1,0 +1,268 @@
+"""Why a dimension is cut, or is not: what decided, in terms that add up, and the price of having it otherwise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from tpcompile.dims.analysis import Analysis
+from tpcompile.dims.dim import leaves
+from tpcompile.errors import refuse
+from tpcompile.graph.program import Value
+from tpcompile.plan.explain import cannot_be_cut, why_weight_whole
+from tpcompile.plan.name_patterns import named_by, near
+from tpcompile.plan.pins import named
+from tpcompile.plan.plan import Plan, make_plan
+from tpcompile.plan.problem import Problem, place_name
+from tpcompile.plan.solve import Choice, Solver, Wish
+from tpcompile.plan.step_time import Call, calls_of, step_time
+from tpcompile.plan.topology import Topology
+from tpcompile.plan.uses import uncut_leaves, weight_uses
+
+VALUES_SHOWN = 3
+Key = tuple[str, frozenset[int]]
+"""What is paid for, and the groups that decide it."""
+
+
+@dataclass(frozen=True)
+class Term:
+    """A part of a difference between two plans.
+
+    Attributes:
+        what: "read" (weights and caches), "all_reduce", "all_gather", or "cuts" (what each cut costs by itself).
+        names: some of the dimensions that decide it.
+        count: how many collectives more; negative where there are fewer.
+        values: some of the values that are sent.
+        nbytes: of the weights and caches a rank holds, or of results sent, more.
+        price: in the objective's unit, bytes read, more.
+        us: what it takes on the machine, more.
+    """
+
+    what: str
+    names: tuple[str, ...]
+    count: float
+    values: tuple[str, ...]
+    nbytes: float
+    price: float
+    us: float
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """A dimension that cannot be cut over the same ranks: `where` both stand, a weight or an operator."""
+
+    name: str
+    where: str
+
+
+@dataclass(frozen=True)
+class Why:
+    """What is told of one kind of dimension, or of a weight that stands in none.
+
+    Attributes:
+        axes: the sub-axes it is cut over in the plan.
+        reason, remedy: why it cannot be otherwise and what would change that, "" where it can.
+        terms: what another plan, the cheapest with this one otherwise, costs more; they add up to `price`.
+        step_us: how much longer a step then takes.
+        changes: which other kinds lie otherwise there: "up[1] whole".
+        excludes: what it cannot be cut together with and is cut now.
+        option: what forces it.
+    """
+
+    name: str
+    count: int
+    size: int
+    weights: tuple[str, ...]
+    axes: tuple[int, ...]
+    reason: str = ""
+    remedy: str = ""
+    terms: tuple[Term, ...] = ()
+    price: float = 0.0
+    step_us: float = 0.0
+    changes: tuple[str, ...] = ()
+    excludes: tuple[Excluded, ...] = ()
+    option: str = ""
+
+
+def cost_terms(solver: Solver, choice: Choice) -> dict[Key, float]:
+    """What a choice costs, by what it is paid for: the solver's cost, taken apart."""
+    problem, found = solver.problem, dict[Key, float]()
+    for group in range(len(problem.groups)):
+        found["cuts", frozenset((group,))] = solver.cost[solver.x[group, choice.get(group, ())]]
+    for groups, nbytes in solver.stored.items():
+        if groups and nbytes:
+            found["read", groups] = nbytes * math.prod(solver.share(group, choice.get(group, ())) for group in groups)
+    for op, groups, both, price in solver.collectives():
+        caused = groups <= choice.keys() if both else not groups.isdisjoint(choice)
+        key = op, groups
+        found[key] = found.get(key, 0.0) + (price if caused else 0.0)
+    return found
+
+
+class Asked:
+    """Answers about one plan: `choice` under `wishes`, as `solver` prices it."""
+
+    def __init__(
+        self, analysis: Analysis, solver: Solver, plan: Plan, wishes: Sequence[Wish], topology: Topology,
+        nominal: Callable[[tuple[int, ...]], int],
+    ) -> None:  # fmt: skip
+        self.analysis, self.solver, self.wishes = analysis, solver, wishes
+        self.problem: Problem = solver.problem
+        self.plan, self.topology, self.nominal = plan, topology, nominal
+        self.choice = {self.problem.group_of[leaf]: axes for leaf, axes in plan.cut.axes.items()}
+
+    def about(self, pattern: str) -> list[Why]:
+        """All that a pattern names.
+
+        Raises:
+            Refused: TP142 where that is nothing.
+        """
+        found = [self._group(group) for group in self._groups(pattern)]
+        found += self._weights(pattern)
+        if not found:
+            names = {value.name for value, _, _ in weight_uses(self.analysis)}
+            shown = f", such as {', '.join(near(pattern, names))}" if names else ""
+            fact = f"no weight or dimension has such a name (there are {len(names)} weights{shown})"
+            raise refuse("TP142", f"--why {pattern}", fact, "Correct the pattern")
+        return found
+
+    def _groups(self, pattern: str) -> list[int]:
+        """Kinds of dimension by name, or by a weight, the largest first."""
+        found = {
+            self.problem.group_of[leaf]
+            for use in named(self.analysis, pattern)
+            for leaf in ((use.leaf,) if use.leaf is not None else (leaf for dim in use.axes for leaf in leaves(dim)))
+            if leaf in self.problem.group_of and leaf not in uncut_leaves(self.analysis, use.value, use.nodes)
+        }
+        return sorted(found, key=lambda group: (-self.problem.stored_bytes(group), group))
+
+    def _weights(self, pattern: str) -> list[Why]:
+        """Weights that stand in no kind of dimension, and the operator that needs them whole."""
+        found: dict[str, Why] = {}
+        for value, axes, nodes in weight_uses(self.analysis):
+            free = set(self.problem.group_of) - uncut_leaves(self.analysis, value, nodes)
+            if named_by(pattern, value.name) and free.isdisjoint(leaf for dim in axes for leaf in leaves(dim)):
+                reason = why_weight_whole(self.analysis, self.problem, value, axes, nodes)
+                readers = ", ".join(f"{node.op} {node.name}".strip() for node in nodes[:VALUES_SHOWN])
+                text = f"{reason.text} (read by {readers})"
+                size = math.prod(dim.size for dim in axes)
+                found.setdefault(value.name, Why(value.name, 1, size, (value.name,), (), text, reason.remedy))
+        return list(found.values())
+
+    def _group(self, group: int) -> Why:
+        classes = self.problem.groups[group]
+        axes = self.choice.get(group, ())
+        weights = tuple(sorted({place_name(*place) for cls in classes for place in cls.places}))
+        about = Why(classes[0].name, len(classes), classes[0].size, weights, axes)
+        rest = [wish for wish in self.wishes if not self._concerns(wish, group)]
+        said = [wish.label for wish in self.wishes if self._concerns(wish, group)]
+        reason = None if axes else cannot_be_cut(self.problem, group)
+        if reason is not None:
+            return replace(about, reason=reason.text, remedy=reason.remedy)
+        partly = classes[0].most_parts < self.problem.mesh.tp
+        alone = frozenset((group,))
+        wish = Wish("", (alone,), False) if axes else Wish("", (alone,), True, 1 if partly else None)
+        found = self.solver.solve([*rest, wish])
+        if found is None:
+            text = f"no plan has it otherwise{f' under {self.wishes[0].label} and the like' if rest else ''}"
+            return replace(about, reason=text, remedy="Leave out pins or forbids" if rest else "")
+        if axes:
+            option = f"--forbid '{about.name}'"
+        elif partly:
+            option = f"sub_axes = {list(found[0][group])} in plan.toml"
+        else:
+            option = f"--pin '{about.name}=cut'"
+        terms = self._difference(found[0])
+        return replace(
+            about, reason=said[0] if said else "", remedy=f"Leave out the {said[0].partition(' ')[0]}" if said else "",
+            terms=terms, price=sum(term.price for term in terms), step_us=self._us(found[0]) - self._us(self.choice),
+            changes=self._changes(group, found[0]), excludes=self._excludes(group), option=option,
+        )  # fmt: skip
+
+    def _concerns(self, wish: Wish, group: int) -> bool:
+        return any(group in term for term in wish.terms)
+
+    def _plan(self, choice: Choice) -> Plan:
+        return make_plan(self.problem, choice, self.plan.objective, {})
+
+    def _us(self, choice: Choice) -> float:
+        plan = self._plan(choice)
+        calls = calls_of(self.problem, plan, self.topology).values()
+        return step_time(self.analysis, plan.cut, calls, self.topology, self.nominal).total
+
+    def _calls(self, choice: Choice) -> dict[Key, list[tuple[Value, Call]]]:
+        found: dict[Key, list[tuple[Value, Call]]] = {}
+        for site, call in calls_of(self.problem, self._plan(choice), self.topology).items():
+            found.setdefault((site.op, site.groups), []).append((site.value, call))
+        return found
+
+    def _difference(self, other: Choice) -> tuple[Term, ...]:
+        """The terms in which another choice differs from the plan; the largest first."""
+        mine, theirs = cost_terms(self.solver, self.choice), cost_terms(self.solver, other)
+        now, then = self._calls(self.choice), self._calls(other)
+        found, cuts = [], 0.0
+        for key, price in theirs.items():
+            more = price - mine[key]
+            if key[0] == "cuts":
+                cuts += more
+            elif more:
+                found.append(self._term(key, more, other, now.get(key, []), then.get(key, [])))
+        if cuts:
+            found.append(Term("cuts", (), 0, (), 0, cuts, 0))
+        return tuple(sorted(found, key=lambda term: (-abs(term.price), term.what, term.names)))
+
+    def _term(
+        self, key: Key, more: float, other: Choice, now: list[tuple[Value, Call]], then: list[tuple[Value, Call]]
+    ) -> Term:
+        what, groups = key
+        names = tuple(self.problem.groups[group][0].name for group in sorted(groups))[:VALUES_SHOWN]
+        if what == "read":
+            shares = [
+                math.prod(self.solver.share(group, choice.get(group, ())) for group in groups)
+                for choice in (self.choice, other)
+            ]
+            nbytes = self.solver.held[groups] * (shares[1] - shares[0])
+            return Term(what, names, 0, (), nbytes, more, nbytes / self.topology.device.bytes_per_us)
+        values = tuple(value.name for value, _ in (then or now)[:VALUES_SHOWN])
+        before, after = _sent(now), _sent(then)
+        count, nbytes, us = (b - a for a, b in zip(before, after, strict=True))
+        return Term(what, names, count, values, nbytes, more, us)
+
+    def _changes(self, group: int, other: Choice) -> tuple[str, ...]:
+        names = {g: self.problem.groups[g][0].name for g in range(len(self.problem.groups))}
+        degree = self.problem.mesh.degree
+        return tuple(
+            f"{names[g]} " + (f"cut into {degree(other[g])}" if g in other else "whole")
+            for g in sorted(other.keys() | self.choice.keys())
+            if g != group and other.get(g, ()) != self.choice.get(g, ())
+        )
+
+    def _excludes(self, group: int) -> tuple[Excluded, ...]:
+        found = []
+        for other in self.problem.groups_excluded_by(group):
+            if other in self.choice:
+                found.append(Excluded(self.problem.groups[other][0].name, self._meeting(group, other)))
+        return tuple(found)
+
+    def _meeting(self, a: int, b: int) -> str:
+        """A weight, or else an operator, that two kinds of dimension both stand in."""
+        weights = [{value.name for cls in self.problem.groups[g] for value, _, _ in cls.places} for g in (a, b)]
+        if weights[0] & weights[1]:
+            return f"both are axes of {min(weights[0] & weights[1])}"
+        for node, relation in self.analysis.relations.items():
+            inside = {
+                self.problem.group_of.get(leaf)
+                for axes in (*relation.inputs, *relation.outputs)
+                for dim in axes or ()
+                for leaf in leaves(dim)
+            }
+            if {a, b} <= inside:
+                return f"both stand in {node.op} {node.name}".strip()
+        return "both stand in one product"
+
+
+def _sent(calls: Sequence[tuple[Value, Call]]) -> tuple[float, float, float]:
+    """How many collectives a step has, their bytes, and how long they take."""
+    each = [(call.count, call.count * call.bytes, call.count * call.us) for _, call in calls]
+    return sum(n for n, _, _ in each), sum(nbytes for _, nbytes, _ in each), sum(us for _, _, us in each)

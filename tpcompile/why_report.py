@@ -1,0 +1,104 @@
+"""`tpcompile plan --why GLOB`: why dimensions lie as they do, for people and for machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.markup import escape
+
+from tpcompile.passes.choose_plan import ChoosePlan, nominal_sizes
+from tpcompile.passes.compilation import Compilation
+from tpcompile.plan.explain import bytes_text
+from tpcompile.plan.solve import Solver
+from tpcompile.plan.why import Asked, Term, Why
+from tpcompile.plan.words import SPOKEN, time_text
+from tpcompile.plan_report import shortened
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+SHOWN = 8
+NAME = 40
+"""Columns that a name gets within a sentence."""
+
+
+def why(work: Compilation, pattern: str) -> list[Why]:
+    """What decided on all that a pattern names. Raises Refused TP142 where that is nothing."""
+    solver = work.solver or Solver(work.problem, ChoosePlan().prices(work))
+    return Asked(work.analysis, solver, work.plan, work.wishes or [], work.topology, nominal_sizes(work)).about(pattern)
+
+
+def why_json(work: Compilation, pattern: str) -> dict[str, Any]:
+    return {"tp": work.plan.mesh.tp, "why": [asdict(found) for found in why(work, pattern)]}
+
+
+def print_why(work: Compilation, pattern: str) -> None:
+    """The answers on stdout."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    found = why(work, pattern)
+    if not work.wishes and work.solver is None:
+        console.print("beside the plan file, which decided alone:\n")
+    console.print(f"[bold]{escape(work.source.file)}[/] on {work.plan.mesh.tp} ranks, {work.plan.objective}\n")
+    for about in found[:SHOWN]:
+        _print_one(console, about)
+    if len(found) > SHOWN:
+        console.print(f"… and {len(found) - SHOWN} smaller ones: name fewer")
+
+
+def _print_one(console: Console, about: Why) -> None:
+    times = f"  ×{about.count}" if about.count > 1 else ""
+    lies = f"cut over sub-axes {list(about.axes)}" if about.axes else "whole"
+    name = escape(shortened(about.name, console.width - len(lies) - len(times) - 4))
+    console.print(f"[bold]{name}[/]{times}: {lies}", soft_wrap=True)
+    if about.reason:
+        console.print(f"  {escape(about.reason)}")
+    if about.remedy:
+        console.print(f"  [dim]→ {escape(about.remedy)}[/]")
+    for other in about.excludes[:SHOWN]:
+        name = escape(shortened(other.name, NAME))
+        console.print(f"  cannot be cut over the same ranks as {name}: {escape(other.where)}")
+    if about.option:
+        _print_price(console, about)
+    console.print()
+
+
+def _print_price(console: Console, about: Why) -> None:
+    from rich.table import Table
+
+    console.print(f"  were it {'whole' if about.axes else 'cut'}, the price of a step would change by, in bytes read:")
+    shown = Table.grid(padding=(0, 2, 0, 0))
+    shown.add_column(justify="right", min_width=12, no_wrap=True)
+    shown.add_column(overflow="fold")
+    for term in about.terms[:SHOWN]:
+        shown.add_row(_signed(term.price), escape(_told(term)))
+    rest: Sequence[Term] = about.terms[SHOWN:]
+    if rest:
+        shown.add_row(_signed(sum(term.price for term in rest)), f"{len(rest)} smaller terms")
+    us = ("+" if about.step_us >= 0 else "−") + time_text(abs(about.step_us))
+    shown.add_row(f"[bold]{_signed(about.price)}[/]", f"in all; by the estimate a step would take {us}")
+    console.print(shown)
+    if about.changes:
+        more = f" and {len(about.changes) - SHOWN} more" if len(about.changes) > SHOWN else ""
+        changes = [f"{shortened(name, NAME)} {how}" for name, _, how in (text.partition(" ") for text in about.changes)]
+        console.print(f"  with {escape(', '.join(changes[:SHOWN]))}{more}")
+    console.print(f"  [dim]→ {escape(about.option)} forces it[/]")
+
+
+def _signed(nbytes: float) -> str:
+    return ("+" if nbytes >= 0 else "−") + bytes_text(abs(nbytes))
+
+
+def _told(term: Term) -> str:
+    us = ("+" if term.us >= 0 else "−") + time_text(abs(term.us))
+    if term.what == "read":
+        names = ", ".join(shortened(name, NAME) for name in term.names)
+        return f"weights and caches along {names}: {_signed(term.nbytes)} a rank, {us}"
+    if term.what == "cuts":
+        return "the cuts themselves"
+    values = ", ".join(shortened(value, NAME) for value in term.values)
+    count = f"{term.count:+g}".replace("-", "−")
+    return f"{count} {SPOKEN[term.what]} of {values}: {_signed(term.nbytes)} sent, {us}"

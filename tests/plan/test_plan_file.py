@@ -262,3 +262,20 @@ def test_it_says_in_words_what_it_is() -> None:
         "# Cut along the vocabulary into 13, 13, 12, 12; saves 2.4 kB a rank, causes 1 AllReduce.",
         "# Whole on every rank.",
     ]
+
+
+def test_a_file_that_contradicts_itself_or_has_unknown_keys_is_refused(tmp_path: Path) -> None:
+    source, path = model(TWO_LAYERS), tmp_path / "plan.toml"
+    text = text_of(source, 4)
+    again = '[[dimension]]\nname = "up1[1]"\nsub_axes = [0]\nsub_axis = 1\n'
+    path.write_text(text.replace("grid = [2, 2]", "grid = [2, 2]\nfavourite = true") + again)
+    with pytest.raises(Refused) as caught:
+        tpcompile.plan(source, 4, plan=path)
+    assert str(caught.value).splitlines() == [
+        f"TP144 {path}: favourite: a plan has no such key. Leave it out",
+        f"TP144 {path}: dimension 'up1[1]': sub_axis: a plan has no such key. Did you mean sub_axes?",
+        f"TP143 {path}: 'up0[1]' and 'up1[1]': sub_axes [0, 1] and [0] for one kind of dimension: alike layers are cut "
+        "alike. Leave one of them out",
+    ]
+    path.write_text(text + '[[dimension]]\nname = "up1[1]"\nsub_axes = [0, 1]\n')
+    assert text_of(source, 4, plan=path) == text

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tpcompile.dims.cut import SubAxes
 from tpcompile.errors import Fault, raise_all, refuse
@@ -18,6 +20,9 @@ from tpcompile.plan.summary import CutDimension, PlanSummary
 from tpcompile.plan.words import calls_text, parts_text, time_text
 
 FORMAT = 1
+TOP_KEYS = ("format", "tp", "grid", "objective", "recipe", "gathered", "dimension")
+KEYS = ("name", "size", "count", "sub_axes", "blocks", "saves_bytes_per_rank", "because", "remedy", "weights")
+"""What `plan_toml` writes."""
 LEFT_WHOLE = Reason("the plan file leaves it whole", "sub_axes for it in the file")
 HEADER = """\
 # How {source} is cut for {ranks}. To change it, edit this file and give it back:
@@ -127,7 +132,8 @@ def read_plan(path: Path, problem: Problem) -> PlanFile:
 
     Raises:
         Refused: TP110 not readable, TP111 made for another tp, TP112 a dimension the model does not have, TP113
-            sub-axes that cannot be cut so, TP114 two dimensions that exclude each other; all faults at once.
+            sub-axes that cannot be cut so, TP114 two dimensions that exclude each other, TP143 two entries that say
+            different things of one kind of dimension, TP144 a key that no plan has; all faults at once.
     """
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -155,7 +161,8 @@ def read_plan(path: Path, problem: Problem) -> PlanFile:
         )
     groups = {cls.name: index for index, classes in enumerate(problem.groups) for cls in classes}
     choice: dict[int, SubAxes] = {}
-    faults = []
+    said: dict[int, tuple[str, SubAxes]] = {}
+    faults = list(_unknown_keys(path, content))
     for name, axes in entries:
         if name not in groups:
             faults.append(
@@ -166,6 +173,11 @@ def read_plan(path: Path, problem: Problem) -> PlanFile:
                     "Make the plan again for this model",
                 )
             )
+            continue
+        first, before = said.setdefault(groups[name], (name, axes))
+        if before != axes:
+            fact = f"sub_axes {list(before)} and {list(axes)} for one kind of dimension: alike layers are cut alike"
+            faults.append(Fault("TP143", f"{path}: '{first}' and '{name}'", fact, "Leave one of them out"))
             continue
         parts = problem.groups[groups[name]][0].most_parts
         if list(axes) != sorted(set(axes) & set(mesh.all_axes)):
@@ -203,6 +215,18 @@ def read_plan(path: Path, problem: Problem) -> PlanFile:
     whole = [group for group in range(len(problem.groups)) if group not in choice]
     reasons = {group: because.get(names[group], LEFT_WHOLE) for group in whole}
     return PlanFile(choice, objective, reasons, recipe, gathered)
+
+
+def _unknown_keys(path: Path, content: Mapping[str, Any]) -> Iterator[Fault]:
+    """A misspelt key would go unnoticed, and the file would say something else than its writer thinks."""
+    places: list[tuple[str, Mapping[str, Any], tuple[str, ...]]] = [("", content, TOP_KEYS)]
+    places += [(f"dimension '{entry['name']}': ", entry, KEYS) for entry in content.get("dimension", [])]
+    for place, table, known in places:
+        for key in table:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                remedy = f"Did you mean {near[0]}?" if near else "Leave it out"
+                yield Fault("TP144", f"{path}: {place}{key}", "a plan has no such key", remedy)
 
 
 def _why(error: Exception) -> str:

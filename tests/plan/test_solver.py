@@ -75,9 +75,10 @@ def largest_share(problem: Problem, choice: Choice, group: int) -> float:
 def collectives(solver: Solver, choice: Choice) -> float:
     problem, prices = solver.problem, solver.prices
     tp, total = problem.mesh.tp, 0.0
+    counts_as = problem.byte_share if prices.relative else 1.0  # of the bytes that are sent
     for groups, count in problem.reductions.items():
         if groups & choice.keys():
-            nbytes = problem.reduced_bytes[groups]
+            nbytes = counts_as * problem.reduced_bytes[groups]
             if not prices.relative:
                 total += prices.all_reduce(count, nbytes, tp)
             elif groups <= problem.lookups:
@@ -86,10 +87,10 @@ def collectives(solver: Solver, choice: Choice) -> float:
                 total += prices.all_reduce(problem.reduction_weights[groups] * solver.saving(groups), nbytes, tp)
     for groups, count in problem.gathers.items():
         if groups & choice.keys():
-            total += prices.all_gather(count, problem.gathered_bytes[groups], tp)
+            total += prices.all_gather(count, counts_as * problem.gathered_bytes[groups], tp)
     for pair, count in problem.door_gathers.items():
         if choice.keys() >= set(pair):
-            total += prices.all_gather(count, problem.door_bytes[pair], tp)
+            total += prices.all_gather(count, counts_as * problem.door_bytes[pair], tp)
     return total
 
 

@@ -90,8 +90,10 @@ def refusal(tp: int = 4, source: str = TWO_LAYERS, **wishes: object) -> list[str
 
 def test_what_names_nothing_or_not_so() -> None:
     forbids = [("nowhere", ""), ("bias0", "row"), ("bias?[0]", "vocab"), ("*", "expert")]
-    assert refusal(pins=[("up0[1]", "column")], forbids=forbids) == [
+    assert refusal(pins=[("up0[1]", "column"), ("head[1]", "gather")], forbids=forbids) == [
         "TP104 pin 'up0[1]=column': up0[1] names a dimension, and column is how a weight lies. "
+        "Use cut or whole, or name the weight",
+        "TP104 pin 'head[1]=gather': head[1] names a dimension, and gather is how a weight lies. "
         "Use cut or whole, or name the weight",
         "TP104 forbid 'nowhere': no weight or dimension has such a name (there are 8 weights, such as 'head', "
         "'down1', 'down0'). Correct the pattern, or leave the forbid out",

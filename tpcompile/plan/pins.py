@@ -125,15 +125,15 @@ def _wishes(analysis: Analysis, problem: Problem, said: Said, use: Named) -> lis
         return frozenset(problem.group_of[leaf] for leaf in inside if leaf in problem.group_of and leaf not in stuck)
 
     meant = [use.leaf] if use.leaf is not None else [leaf for dim in use.axes for leaf in leaves(dim)]
+    if use.leaf is not None and said.what == "pin" and said.kind not in ("cut", "whole"):
+        fact = f"{place_name(use.value, use.axis, 0)} names a dimension, and {said.kind} is how a weight lies"
+        return Fault(CODE, said.label, fact, "Use cut or whole, or name the weight")
     if said.kind in ("whole", "gather", ""):
         return [Wish(said.label, (groups(meant),), False)]
     if said.kind == "cut":
         parts = [tuple(groups(inside)) for inside, _ in segments(use.axes)] if use.leaf is None else [groups(meant)]
         wanted = tuple(frozenset(part) for part in parts if part)
         return [Wish(said.label, wanted, True)] if wanted else _uncuttable(analysis, said, use, meant)
-    if use.leaf is not None and said.what == "pin":
-        fact = f"{place_name(use.value, use.axis, 0)} names a dimension, and {said.kind} is how a weight lies"
-        return Fault(CODE, said.label, fact, "Use cut or whole, or name the weight")
     roles = axis_roles(analysis, use.axes, use.nodes)
     shown = roles if use.leaf is None else [roles[use.axis]]
     if said.kind not in shown:

@@ -48,6 +48,7 @@ def compare(folder: Path, bundle: Path) -> float:
     counts = ", ".join(f"{kinds.count(kind)} {kind}" for kind in dict.fromkeys(kinds))
     console.print(f"  collectives of one run: {counts}\n")
     console.print(f"  the plan, to read and to edit   {bundle / manifest['plan']}")
+    console.print(f"  the same as a page, to look at  {bundle / 'report.html'}")
     console.print(f"  what other tools read           {bundle / 'bundle.json'}")
     console.print(f"  one graph per rank              {bundle / manifest['ranks'][0]['model']} …")
     console.print(f"  the model it came from          {folder / 'minilm.onnx'}")

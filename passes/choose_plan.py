@@ -132,7 +132,7 @@ class ChoosePlan:
         """The cheapest choice, its cost and the wishes it follows; with room for what is computed where memory is
         limited.
         """
-        problem, limit, prices = work.problem, work.request.memory_bytes, self.prices(work)
+        problem, limit, prices = work.problem, work.request.memory_bytes, self.prices(work, work.request.objective)
         solver = Solver(problem, prices, limit)
         wishes, notes = settle(solver, explicit, answers)
         choice, cost = solve_with(solver, wishes)
@@ -146,11 +146,11 @@ class ChoosePlan:
         work.warnings += notes
         return solver, choice, cost, wishes
 
-    def prices(self, work: Compilation) -> Prices:
-        """What cutting and collectives cost under the objective."""
-        if work.request.objective == "latency":
+    def prices(self, work: Compilation, objective: str) -> Prices:
+        """What cutting and collectives cost under an objective."""
+        if objective == "latency":
             return machine_prices(work.analysis, work.problem, work.topology, nominal_sizes(work))
-        return Prices.of(work.request.objective, work.problem.mean_product_bytes, work.request.tp)
+        return Prices.of(objective, work.problem.mean_product_bytes, work.request.tp)
 
 
 def nominal_sizes(work: Compilation, usual: Mapping[str, int] | None = None) -> Callable[[Sizes], int]:

@@ -65,6 +65,19 @@ def place_name(value: Value, axis: int, position: int) -> str:
     return f"{value.name}[{axis}]" + (f".{position}" if position else "")
 
 
+@dataclass(frozen=True)
+class Part:
+    """A rectangular part of a weight or a cache, and the groups that cut it.
+
+    `heads`: of a cache, those of them by which `balanced` prices it (see `Problem.short_caches`); None for a weight.
+    """
+
+    value: Value
+    nbytes: int
+    groups: frozenset[int]
+    heads: frozenset[int] | None = None
+
+
 @dataclass
 class Problem:
     """What the solver sees. Groups are classes of repeated layers, which share a decision."""
@@ -78,6 +91,8 @@ class Problem:
     short_caches: Counter[frozenset[int]] = field(default_factory=Counter)
     """The same, where each counts as `CACHE_SHARE` of a mean weight at most, and only along the first axis of fixed
     size after the batch: the heads."""
+    parts: list[Part] = field(default_factory=list)
+    """The weights and caches that these bytes are of; a small weight stands here once for each use."""
     reductions: dict[frozenset[int], float] = field(default_factory=lambda: defaultdict(float))
     """How many AllReduces a run has if any of the groups is cut; one in a branch of an If counts half."""
     reduced_bytes: Counter[frozenset[int]] = field(default_factory=Counter)
@@ -152,9 +167,10 @@ def build_problem(
     for value, axes, nodes in uses:
         stuck = uncut_leaves(analysis, value, nodes)
         for segment, size in segments(axes):
-            problem.weights[groups_of([leaf for leaf in segment if leaf not in stuck])] += round(
-                size * item_bytes(value.dtype)
-            )
+            groups = groups_of([leaf for leaf in segment if leaf not in stuck])
+            nbytes = round(size * item_bytes(value.dtype))
+            problem.weights[groups] += nbytes
+            problem.parts.append(Part(value, nbytes, groups))
     _price_measure(problem, analysis)
     for value in cut_doors:
         held = analysis.axes[value]
@@ -164,9 +180,13 @@ def build_problem(
             for segment, size in segments(
                 [Dim((nominal(dim.sizes),) * len(dim.sizes)) if not dim.static else dim for dim in held]
             ):
-                problem.caches[groups_of(segment)] += round(size * item_bytes(value.dtype))
-                nbytes = round(counted * size * item_bytes(value.dtype))
-                problem.short_caches[groups_of(heads.intersection(segment))] += nbytes
+                part = Part(
+                    value, round(size * item_bytes(value.dtype)), groups_of(segment),
+                    groups_of(heads.intersection(segment)),
+                )  # fmt: skip
+                problem.parts.append(part)
+                problem.caches[part.groups] += part.nbytes
+                problem.short_caches[part.heads or frozenset()] += round(counted * size * item_bytes(value.dtype))
     add_reductions(problem, analysis, groups_of, nominal, prompt, wide)
     add_gathers(problem, analysis, cut_doors, groups_of, nominal)
     _constraints(problem, analysis, groups_of)

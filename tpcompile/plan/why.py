@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from tpcompile.dims.analysis import Analysis
-from tpcompile.dims.dim import leaves
+from tpcompile.dims.dim import Dim, leaves
 from tpcompile.errors import refuse
-from tpcompile.graph.program import Value
-from tpcompile.plan.explain import cannot_be_cut, why_weight_whole
+from tpcompile.graph.program import Node, Value
+from tpcompile.plan.explain import cannot_be_cut, why_blocked, why_weight_whole
+from tpcompile.plan.machine_prices import machine_prices
+from tpcompile.plan.meetings import meetings, spoken
 from tpcompile.plan.name_patterns import named_by, near
 from tpcompile.plan.pins import named
-from tpcompile.plan.plan import Plan, make_plan
-from tpcompile.plan.problem import Problem, place_name
+from tpcompile.plan.plan import Plan, Reason, make_plan
+from tpcompile.plan.problem import Part, Problem, place_name
 from tpcompile.plan.solve import Choice, Solver, Wish
 from tpcompile.plan.step_time import Call, calls_of, step_time
 from tpcompile.plan.topology import Topology
@@ -33,16 +37,18 @@ class Term:
         what: "read" (weights and caches), "all_reduce", "all_gather", or "cuts" (what each cut costs by itself).
         names: some of the dimensions that decide it.
         count: how many collectives more; negative where there are fewer.
-        values: some of the values that are sent.
+        values: some of the weights and caches that are read, or of the values that are sent, the largest first.
+        of: how many there are of these in all.
         nbytes: of the weights and caches a rank holds, or of results sent, more.
         price: in the objective's unit, bytes read, more.
-        us: what it takes on the machine, more.
+        us: what it takes on the machine, more: of a table that ids look up, only the rows that are read.
     """
 
     what: str
     names: tuple[str, ...]
     count: float
     values: tuple[str, ...]
+    of: int
     nbytes: float
     price: float
     us: float
@@ -50,7 +56,7 @@ class Term:
 
 @dataclass(frozen=True)
 class Excluded:
-    """A dimension that cannot be cut over the same ranks: `where` both stand, a weight or an operator."""
+    """A dimension that cannot be cut over the same ranks: `where` both meet, a weight or an operator."""
 
     name: str
     where: str
@@ -63,6 +69,7 @@ class Why:
     Attributes:
         axes: the sub-axes it is cut over in the plan.
         reason, remedy: why it cannot be otherwise and what would change that, "" where it can.
+        blocked: of a weight that stands in none, what keeps each of its dimensions whole, and where.
         terms: what another plan, the cheapest with this one otherwise, costs more; they add up to `price`.
         step_us: how much longer a step then takes.
         changes: which other kinds lie otherwise there: "up[1] whole".
@@ -77,6 +84,7 @@ class Why:
     axes: tuple[int, ...]
     reason: str = ""
     remedy: str = ""
+    blocked: tuple[str, ...] = ()
     terms: tuple[Term, ...] = ()
     price: float = 0.0
     step_us: float = 0.0
@@ -111,6 +119,18 @@ class Asked:
         self.problem: Problem = solver.problem
         self.plan, self.topology, self.nominal = plan, topology, nominal
         self.choice = {self.problem.group_of[leaf]: axes for leaf, axes in plan.cut.axes.items()}
+        self.parts: dict[frozenset[int], list[Part]] = defaultdict(list)  # by the groups that price them
+        for part in self.problem.parts:
+            self.parts[part.groups if part.heads is None or solver.prices.caches else part.heads].append(part)
+
+    @cached_property
+    def _reads(self) -> Mapping[frozenset[int], float]:
+        """What reading weights costs on the machine, in bytes read, by the groups that cut them."""
+        return machine_prices(self.analysis, self.problem, self.topology, self.nominal).reads or {}
+
+    @cached_property
+    def _meetings(self) -> Mapping[tuple[int, int], str]:
+        return meetings(self.problem, self.analysis)
 
     def about(self, pattern: str) -> list[Why]:
         """All that a pattern names.
@@ -144,11 +164,28 @@ class Asked:
             free = set(self.problem.group_of) - uncut_leaves(self.analysis, value, nodes)
             if named_by(pattern, value.name) and free.isdisjoint(leaf for dim in axes for leaf in leaves(dim)):
                 reason = why_weight_whole(self.analysis, self.problem, value, axes, nodes)
-                readers = ", ".join(f"{node.op} {node.name}".strip() for node in nodes[:VALUES_SHOWN])
+                readers = ", ".join(map(spoken, nodes[:VALUES_SHOWN]))
                 text = f"{reason.text} (read by {readers})"
                 size = math.prod(dim.size for dim in axes)
-                found.setdefault(value.name, Why(value.name, 1, size, (value.name,), (), text, reason.remedy))
+                about = Why(value.name, 1, size, (value.name,), (), text, reason.remedy)
+                found.setdefault(value.name, replace(about, blocked=self._blocked(value, axes, nodes)))
         return list(found.values())
+
+    def _blocked(self, value: Value, axes: Sequence[Dim], nodes: Sequence[Node]) -> tuple[str, ...]:
+        """What keeps each dimension of a weight whole, where an operator does; only of those with several."""
+        places = [
+            (place_name(value, axis, position), leaf)
+            for axis, dim in enumerate(axes)
+            for position, leaf in enumerate(leaves(dim))
+            if not leaf.unit
+        ]
+        stuck = [
+            next(((name, why_blocked(self.analysis, node, leaf).text, node) for node in nodes
+                  if leaf in self.analysis.blocked[node]), None)
+            for name, leaf in places
+        ]  # fmt: skip
+        found = [f"{name}: {text}, at {spoken(node)}" for name, text, node in filter(None, stuck)]
+        return tuple(found) if len(places) > 1 else ()
 
     def _group(self, group: int) -> Why:
         classes = self.problem.groups[group]
@@ -159,14 +196,15 @@ class Asked:
         said = [wish.label for wish in self.wishes if self._concerns(wish, group)]
         reason = None if axes else cannot_be_cut(self.problem, group)
         if reason is not None:
-            return replace(about, reason=reason.text, remedy=reason.remedy)
+            where = self._meetings.get((group, group), "") if group not in self.problem.forbidden else ""
+            return replace(about, reason=f"{reason.text}{where and f': {where}'}", remedy=reason.remedy)
         partly = classes[0].most_parts < self.problem.mesh.tp
         alone = frozenset((group,))
         wish = Wish("", (alone,), False) if axes else Wish("", (alone,), True, 1 if partly else None)
         found = self.solver.solve([*rest, wish])
         if found is None:
-            text = f"no plan has it otherwise{f' under {self.wishes[0].label} and the like' if rest else ''}"
-            return replace(about, reason=text, remedy="Leave out pins or forbids" if rest else "")
+            missing = self._no_other(rest, wish)
+            return replace(about, reason=missing.text, remedy=missing.remedy)
         if axes:
             option = f"--forbid '{about.name}'"
         elif partly:
@@ -179,6 +217,18 @@ class Asked:
             terms=terms, price=sum(term.price for term in terms), step_us=self._us(found[0]) - self._us(self.choice),
             changes=self._changes(group, found[0]), excludes=self._excludes(group), option=option,
         )  # fmt: skip
+
+    def _no_other(self, rest: Sequence[Wish], wish: Wish) -> Reason:
+        """Why no plan fulfils a wish beside those it was chosen under."""
+        if rest and self.solver.solve([wish]) is not None:
+            labels = list(dict.fromkeys(each.label for each in rest))
+            more = f" and {len(labels) - VALUES_SHOWN} more" if len(labels) > VALUES_SHOWN else ""
+            text = f"no plan has it otherwise under {', '.join(labels[:VALUES_SHOWN])}{more}"
+            return Reason(text, "Leave out what it contradicts")
+        if self.solver.limit_bytes is not None:
+            return Reason("no plan that has it otherwise keeps within the memory of a rank",
+                          "More memory per rank, or more ranks")  # fmt: skip
+        return Reason("no plan has it otherwise: it stands in one sum or tensor with what cannot be")
 
     def _concerns(self, wish: Wish, group: int) -> bool:
         return any(group in term for term in wish.terms)
@@ -202,14 +252,17 @@ class Asked:
         mine, theirs = cost_terms(self.solver, self.choice), cost_terms(self.solver, other)
         now, then = self._calls(self.choice), self._calls(other)
         found, cuts = [], 0.0
-        for key, price in theirs.items():
-            more = price - mine[key]
+        unpriced: list[Key] = [("read", groups) for groups in self.parts if ("read", groups) not in theirs]
+        for key in [*theirs, *unpriced]:
+            more = theirs.get(key, 0.0) - mine.get(key, 0.0)
             if key[0] == "cuts":
                 cuts += more
-            elif more:
-                found.append(self._term(key, more, other, now.get(key, []), then.get(key, [])))
+            else:
+                term = self._term(key, more, other, now.get(key, []), then.get(key, []))
+                if term.price or term.nbytes:
+                    found.append(term)
         if cuts:
-            found.append(Term("cuts", (), 0, (), 0, cuts, 0))
+            found.append(Term("cuts", (), 0, (), 0, 0, cuts, 0))
         return tuple(sorted(found, key=lambda term: (-abs(term.price), term.what, term.names)))
 
     def _term(
@@ -218,16 +271,26 @@ class Asked:
         what, groups = key
         names = tuple(self.problem.groups[group][0].name for group in sorted(groups))[:VALUES_SHOWN]
         if what == "read":
-            shares = [
-                math.prod(self.solver.share(group, choice.get(group, ())) for group in groups)
-                for choice in (self.choice, other)
-            ]
-            nbytes = self.solver.held[groups] * (shares[1] - shares[0])
-            return Term(what, names, 0, (), nbytes, more, nbytes / self.topology.device.bytes_per_us)
-        values = tuple(value.name for value, _ in (then or now)[:VALUES_SHOWN])
+            parts = sorted(self.parts[groups], key=lambda part: (-part.nbytes, part.value.name))
+            stored = list(dict.fromkeys(part.value.name for part in parts))
+            nbytes = sum(part.nbytes * self._share(part.groups, other) for part in parts)
+            read = sum(part.nbytes * self._share(part.groups, other) for part in parts if part.heads is not None)
+            if any(part.heads is None for part in parts):
+                read += self._reads[groups] * self._share(groups, other)
+            us = read / self.topology.reads(self.problem.mesh.tp)
+            return Term(what, names, 0, tuple(stored[:VALUES_SHOWN]), len(stored), nbytes, more, us)
+        sent = list(dict.fromkeys(value.name for value, _ in then or now))
         before, after = _sent(now), _sent(then)
         count, nbytes, us = (b - a for a, b in zip(before, after, strict=True))
-        return Term(what, names, count, values, nbytes, more, us)
+        return Term(what, names, count, tuple(sent[:VALUES_SHOWN]), len(sent), nbytes, more, us)
+
+    def _share(self, groups: frozenset[int], other: Choice) -> float:
+        """The part more that the rank with most of it holds under another choice of what groups cut."""
+        now, then = (
+            math.prod(self.solver.share(group, choice.get(group, ())) for group in groups)
+            for choice in (self.choice, other)
+        )
+        return then - now
 
     def _changes(self, group: int, other: Choice) -> tuple[str, ...]:
         names = {g: self.problem.groups[g][0].name for g in range(len(self.problem.groups))}
@@ -242,24 +305,9 @@ class Asked:
         found = []
         for other in self.problem.groups_excluded_by(group):
             if other in self.choice:
-                found.append(Excluded(self.problem.groups[other][0].name, self._meeting(group, other)))
+                where = self._meetings[min(group, other), max(group, other)]
+                found.append(Excluded(self.problem.groups[other][0].name, where))
         return tuple(found)
-
-    def _meeting(self, a: int, b: int) -> str:
-        """A weight, or else an operator, that two kinds of dimension both stand in."""
-        weights = [{value.name for cls in self.problem.groups[g] for value, _, _ in cls.places} for g in (a, b)]
-        if weights[0] & weights[1]:
-            return f"both are axes of {min(weights[0] & weights[1])}"
-        for node, relation in self.analysis.relations.items():
-            inside = {
-                self.problem.group_of.get(leaf)
-                for axes in (*relation.inputs, *relation.outputs)
-                for dim in axes or ()
-                for leaf in leaves(dim)
-            }
-            if {a, b} <= inside:
-                return f"both stand in {node.op} {node.name}".strip()
-        return "both stand in one product"
 
 
 def _sent(calls: Sequence[tuple[Value, Call]]) -> tuple[float, float, float]:

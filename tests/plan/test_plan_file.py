@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -279,3 +280,19 @@ def test_a_file_that_contradicts_itself_or_has_unknown_keys_is_refused(tmp_path:
     ]
     path.write_text(text + '[[dimension]]\nname = "up1[1]"\nsub_axes = [0, 1]\n')
     assert text_of(source, 4, plan=path) == text
+
+
+SHARED = """(float[batch, 12] x, float[batch, 12] z) => (float[batch, 6] y, float[batch, 6] u)
+<float[12, 6] w, float[6, 12] a>
+{ y = MatMul(x, w)  c = MatMul(z, w)  d = Relu(c)  e = MatMul(d, a)  u = MatMul(e, w) }"""
+"""A small weight has other dims at each of its uses."""
+
+
+@pytest.mark.parametrize("objective", ["balanced", "memory"])
+def test_no_two_kinds_of_dimension_have_one_name(objective: str, tmp_path: Path) -> None:
+    source = model(SHARED)
+    first = text_of(source, 2, objective=objective)
+    names = [found["name"] for found in tomllib.loads(first)["dimension"]]
+    assert sorted(names) == ["w[0]#1", "w[0]#2", "w[1]#1", "w[1]#2"]
+    (tmp_path / "plan.toml").write_text(first)
+    assert text_of(source, 2, plan=tmp_path / "plan.toml") == first

@@ -83,6 +83,8 @@ def _price(solver: Solver, group: int, cost_bytes: float, wishes: Sequence[Wish]
             text += f", with {problem.groups[largest][0].name} whole in its place"
     if partly:
         return Reason(text, f"sub_axes = {list(other[group])} in plan.toml forces it; --tp {parts} or less fits it")
+    if problem.groups[group][0].namesake:  # a pin would name both
+        return Reason(text, f"sub_axes = {list(other[group])} in plan.toml forces it")
     return Reason(text, f"--pin '{name}=cut' forces it")
 
 

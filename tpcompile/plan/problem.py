@@ -39,6 +39,9 @@ class DimClass:
     leaf: Dim
     places: list[tuple[Value, int, int]]
     group: int = -1
+    namesake: int = 0
+    """Its number among the kinds of dimension with one place, from 1: a small weight has other dims at each use. 0
+    where it is the only one."""
 
     @property
     def size(self) -> int:
@@ -56,8 +59,11 @@ class DimClass:
 
     @property
     def name(self) -> str:
-        """The place in the largest weight: "layers.0.mlp.up.weight[1]", with ".k" where the axis has several leaves."""
-        return place_name(*self.largest)
+        """The place in the largest weight: "layers.0.mlp.up.weight[1]", with ".k" where the axis has several leaves.
+
+        Where several kinds of dimension have that place, "#1", "#2" and so on follows.
+        """
+        return place_name(*self.largest) + (f"#{self.namesake}" if self.namesake else "")
 
 
 def place_name(value: Value, axis: int, position: int) -> str:
@@ -219,6 +225,13 @@ def _group(problem: Problem, analysis: Analysis) -> None:
             problem.groups.append([])
         problem.groups[cls.group].append(cls)
         problem.group_of[cls.leaf] = cls.group
+    namesakes: dict[str, dict[int, list[DimClass]]] = defaultdict(lambda: defaultdict(list))
+    for cls in problem.classes:
+        namesakes[cls.name][cls.group].append(cls)
+    for of_group in namesakes.values():
+        for number, classes in enumerate(of_group.values(), 1):
+            for cls in classes if len(of_group) > 1 else ():
+                cls.namesake = number
 
 
 def _price_measure(problem: Problem, analysis: Analysis) -> None:

@@ -155,6 +155,9 @@ class Asked:
             for leaf in ((use.leaf,) if use.leaf is not None else (leaf for dim in use.axes for leaf in leaves(dim)))
             if leaf in self.problem.group_of and leaf not in uncut_leaves(self.analysis, use.value, use.nodes)
         }
+        for group, classes in enumerate(self.problem.groups):  # of one place, by number
+            if any(cls.namesake and named_by(pattern, cls.name) for cls in classes):
+                found.add(group)
         return sorted(found, key=lambda group: (-self.problem.stored_bytes(group), group))
 
     def _weights(self, pattern: str) -> list[Why]:
@@ -205,10 +208,10 @@ class Asked:
         if found is None:
             missing = self._no_other(rest, wish)
             return replace(about, reason=missing.text, remedy=missing.remedy)
-        if axes:
+        if (partly and not axes) or classes[0].namesake:  # an option would name both namesakes
+            option = f"sub_axes = {list(found[0].get(group, ()))} in plan.toml"
+        elif axes:
             option = f"--forbid '{about.name}'"
-        elif partly:
-            option = f"sub_axes = {list(found[0][group])} in plan.toml"
         else:
             option = f"--pin '{about.name}=cut'"
         terms = self._difference(found[0])

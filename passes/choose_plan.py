@@ -78,7 +78,9 @@ class ChoosePlan:
         if not work.plan.cuts_something and request.tp > 1:
             reason = "cutting anything costs more than it saves" if problem.classes else "nothing in it can be cut"
             if request.plan is not None or request.pins or request.forbids:
-                said = "pins" if request.pins else "forbids"
+                said = " and ".join(
+                    name for name, given in (("pins", request.pins), ("forbids", request.forbids)) if given
+                )
                 reason = "the plan file cuts nothing" if request.plan else f"the {said} leave nothing worth cutting"
             if request.strict:
                 raise refuse(
@@ -119,11 +121,21 @@ class ChoosePlan:
         if request.recipe is not None:
             wanted = [*explicit, *(wish for answers in found for answer in answers for wish in answer.wishes)]
             tokens, logits = (doors.get(work.roles.get(role, "")) for role in ("tokens", "logits"))
-            asks = recipe_asks(request.recipe, work.analysis, tokens, logits)
-            found.append([
-                asker.answer(ask, spared | (asker.cut_by(wanted, ask.uses) if ask.kind == "gather" else frozenset()))
-                for ask in asks
-            ])  # fmt: skip
+            barred = frozenset(
+                value
+                for value in work.program.weights
+                if any(named_by(name, value.name) for name, kind in request.forbids if not kind)
+            )
+            answers = []
+            for ask in recipe_asks(request.recipe, work.analysis, tokens, logits):
+                left, mine = spared, {value for value, _, _ in ask.uses}
+                if ask.kind == "gather":
+                    left |= barred | asker.cut_by(wanted, ask.uses)
+                    if barred & mine:
+                        over = f"{len(barred & mine)} of {len(mine)} weights: a forbid keeps them whole"
+                        work.warnings.append(f"{ask.label} is passed over for {over}")
+                answers.append(asker.answer(ask, left))
+            found.append(answers)
         return found
 
     def solved(

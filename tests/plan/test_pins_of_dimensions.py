@@ -26,6 +26,12 @@ from tpcompile.plan.name_patterns import named_by, near
         ("layers[3].up*", "layers[3].up", True),
         ("layers[3].up*", "layers3.up", False),
         ("a*b", "a*b", True),
+        ("up[-1]", "up1", False),
+        ("up*[-1]", "up0[1]", False),
+        ("*[1]", "/layers.0/up/w[1]", True),
+        ("/layers.*/w[1]", "/layers.0/up/w[1]", True),
+        ("up[!0]", "up1", True),
+        ("UP*", "up0", False),
         ("*", "up0[1]", True),
     ],
 )
@@ -99,8 +105,7 @@ def test_what_names_nothing_or_not_so() -> None:
         "'down1', 'down0'). Correct the pattern, or leave the forbid out",
         "TP104 forbid 'bias0=row': bias0 [36] has no such axis (its axes are column). "
         "Use one of column, or leave the forbid out",
-        "TP104 forbid 'bias?[0]=vocab': bias0 [36] has no such axis (its axes are column). "
-        "Use one of column, or leave the forbid out",
+        "TP104 forbid 'bias?[0]=vocab': a cut of bias0[0] is column. Use column, or no kind, or leave the forbid out",
         "TP104 forbid '*=expert': table [50, 16] has no such axis (its axes are vocab, column). "
         "Use one of vocab, column, or leave the forbid out",
     ]

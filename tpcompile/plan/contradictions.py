@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from tpcompile.errors import Fault, raise_all, refuse
+from tpcompile.errors import Fault, raise_all
 from tpcompile.plan.cost import Prices
 from tpcompile.plan.explain import bytes_text, cannot_be_cut
 from tpcompile.plan.solve import Choice, Solver, Wish
@@ -21,16 +21,22 @@ def solve_with(solver: Solver, wishes: Sequence[Wish]) -> tuple[Choice, float]:
 
     Raises:
         Refused: TP104 for each pin that cannot hold on its own, each pair that cannot hold together, and a smallest set
-            of each further contradiction; TP132 where no plan keeps a rank within its memory.
+            of each further contradiction; TP132 where no plan keeps a rank within its memory, with the wishes or
+            without them. A contradiction is one whatever the memory.
     """
     found = solver.solve(wishes)
     if found is not None:
         return found
-    _check_memory(solver, wishes)
     of: Wishes = {}
     for wish in wishes:
         of.setdefault(wish.label, []).append(wish)
-    raise_all(_contradictions(solver, of))
+    roomy = solver
+    if solver.limit_bytes is not None:
+        roomy = Solver(solver.problem, Prices.of("memory", solver.problem.mean_product_bytes, solver.problem.mesh.tp))
+    faults = list(_beyond_memory(solver, roomy, wishes))
+    if roomy.solve(wishes) is None:
+        faults += _contradictions(roomy, of)
+    raise_all(faults)
     raise AssertionError
 
 
@@ -77,12 +83,14 @@ def kind_of(label: str) -> str:
     return label.partition(" ")[0]
 
 
-def _check_memory(solver: Solver, wishes: Sequence[Wish]) -> None:
-    """Refuse (TP132) a limit that no plan keeps to, with the wishes or without them, and say what one needs."""
+def _beyond_memory(solver: Solver, roomy: Solver, wishes: Sequence[Wish]) -> Iterator[Fault]:
+    """TP132 for a limit that no plan keeps to, with the wishes or without them, and what one needs.
+
+    `roomy` is a solver that knows no limit.
+    """
     tp, limit = solver.problem.mesh.tp, solver.limit_bytes
     if limit is None:
         return
-    roomy = Solver(solver.problem, Prices.of("memory", solver.problem.mean_product_bytes, tp))
     unheld = solver.solve() is None
     found = roomy.solve(() if unheld else wishes)
     if found is None:
@@ -90,10 +98,11 @@ def _check_memory(solver: Solver, wishes: Sequence[Wish]) -> None:
     fact = f"weights and caches take {bytes_text(solver.held_bytes(found[0]))} on the fullest of {tp} ranks"
     remedy = "Use more ranks, smaller --sizes (past, batch), or ranks with more memory"
     if unheld:
-        raise refuse("TP132", f"--memory-per-rank {bytes_text(limit)}", f"{fact}, however they are cut", remedy)
+        yield Fault("TP132", f"--memory-per-rank {bytes_text(limit)}", f"{fact}, however they are cut", remedy)
+        return
     labels = " and ".join(dict.fromkeys(wish.label for wish in wishes))
     fact = f"{fact} under them, and without them they fit"
-    raise refuse(
+    yield Fault(
         "TP132", f"--memory-per-rank {bytes_text(limit)} and {labels}", fact, f"Leave out one of them. {remedy}"
     )
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 
-AN_AXIS = re.compile(r"\[\d\]")
+AN_AXIS = re.compile(r"\[-?\d\]")
 SHOWN_AT_MOST = 3
 
 
@@ -15,7 +15,8 @@ def named_by(pattern: str, name: str) -> bool:
     """Whether a pattern names a weight ("layers.0.up.weight") or a dimension ("layers.0.up.weight[1]").
 
     `*`, `?` and sets such as `[ab]` or `[0-9]` mean what they do in a shell. One digit in brackets is an axis, and
-    stands for itself: "up*[1]" names the dimensions at axis 1. A name names itself, whatever stands in it.
+    stands for itself: "up*[1]" names the dimensions at axis 1. Axes count from the front, so "up*[-1]" names nothing.
+    A name names itself, whatever stands in it.
     """
     return pattern == name or fnmatchcase(name, AN_AXIS.sub(lambda axis: f"[[]{axis[0][1:]}", pattern))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -74,6 +75,7 @@ def wishes_of(
     faults: list[Fault] = []
     wishes: list[Wish] = []
     notes: list[str] = []
+    stored: list[tuple[Said, set[str]]] = []
     for said in [*(Said("pin", *pin) for pin in pins), *(Said("forbid", *forbid) for forbid in forbids)]:
         matched = named(analysis, said.pattern)
         if not matched:
@@ -86,8 +88,19 @@ def wishes_of(
             faults += wrong if said.what == "pin" else wrong[:1]
         wishes += held
         notes += _alike(problem, said, matched, held)
+        stored.append((said, {use.value.name for use in matched if use.leaf is None}))
+    faults += _stored_or_not(stored)
     raise_all(dict.fromkeys(faults))
     return wishes, notes
+
+
+def _stored_or_not(named_by_each: Sequence[tuple[Said, set[str]]]) -> Iterator[Fault]:
+    """Wishes that want one weight stored cut and stored whole: of what is computed both say the same."""
+    for (one, these), (other, those) in itertools.combinations(named_by_each, 2):
+        kinds = {one.kind, other.kind}
+        if "gather" in kinds and not kinds.isdisjoint(("whole", "")) and these & those:
+            fact = f"they contradict each other: one wants {min(these & those)} stored cut, the other whole"
+            yield Fault(CODE, f"{one.label} and {other.label}", fact, "Leave out one of them")
 
 
 def _unmatched(analysis: Analysis, said: Said) -> Fault:
@@ -111,9 +124,10 @@ def _alike(problem: Problem, said: Said, matched: Sequence[Named], wishes: Seque
     short = [group for group, found in of_group.items() if len(found) < len(problem.groups[group])]
     if short:
         group = max(short, key=lambda group: len(problem.groups[group]))
+        follows = "the others are whole as well" if said.kind == "gather" else "it holds for all of them"
         yield (
             f"{said.label} names {len(of_group[group])} of {len(problem.groups[group])} alike layers "
-            f"({problem.groups[group][0].name}, …): it holds for all of them, for they are cut alike"
+            f"({problem.groups[group][0].name}, …): {follows}, for they are cut alike"
         )
 
 
@@ -135,8 +149,11 @@ def _wishes(analysis: Analysis, problem: Problem, said: Said, use: Named) -> lis
         wanted = tuple(frozenset(part) for part in parts if part)
         return [Wish(said.label, wanted, True)] if wanted else _uncuttable(analysis, said, use, meant)
     roles = axis_roles(analysis, use.axes, use.nodes)
-    shown = roles if use.leaf is None else [roles[use.axis]]
-    if said.kind not in shown:
+    if use.leaf is not None and said.kind != roles[use.axis]:
+        role = roles[use.axis]
+        fact = f"a cut of {place_name(use.value, use.axis, 0)} is {role}"
+        return Fault(CODE, said.label, fact, f"Use {role}, or no kind, or leave the forbid out")
+    if said.kind not in roles:
         fact = f"{use.value.name} {[dim.size for dim in use.axes]} has no such axis (its axes are {', '.join(roles)})"
         others = [*roles, *(("cut", "whole") if said.what == "pin" else ())]
         return Fault(

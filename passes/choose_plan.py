@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from tpcompile.annotations.read import follow
 from tpcompile.dims.cut import Mesh
-from tpcompile.errors import refuse
+from tpcompile.errors import Fault, raise_all, refuse
 from tpcompile.graph.program import Sizes
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.asks import Answer, Asker, settle
@@ -57,9 +57,8 @@ class ChoosePlan:
             work.plan, work.wishes = make_plan(problem, given.choice, given.objective, given.reasons), None
             recipe, gathering = given.recipe, [(escape(name), "gather") for name in given.gathered]
             lost = sorted(set(given.gathered) - {value.name for value in work.program.weights})
-            if lost:
-                fact = "the model has no such weight to gather"
-                raise refuse("TP112", f"{request.plan}: '{lost[0]}'", fact, "Make the plan again for this model")
+            fact, remedy = "the model has no such weight to gather", "Make the plan again for this model"
+            raise_all(Fault("TP112", f"{request.plan}: '{name}'", fact, remedy) for name in lost)
             work.solver = None
         else:
             explicit, notes = wishes_of(work.analysis, problem, request.pins, request.forbids)

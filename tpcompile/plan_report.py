@@ -10,10 +10,9 @@ from rich.markup import escape
 
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.estimate import Estimate, stops_paying
-from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.step_time import StepTime
 from tpcompile.plan.summary import PlanSummary
-from tpcompile.plan.words import calls_text, parts_text, time_text
+from tpcompile.plan.words import bytes_text, calls_text, parts_text, time_text
 from tpcompile.plan_summary import estimate_of
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def print_plan(told: PlanSummary) -> None:
             shown.add_row(name, bytes_text(found.nbytes), _with_remedy(found.reason, found.remedy))
         _print_table(console, shown, len(reasons))
     for line in (*told.advice, *told.cheaper_places[:SHOWN]):
-        console.print(f"[cyan]cheaper[/]: {escape(line)}")
+        console.print(f"[cyan]advice[/]: {escape(line)}")
     print_notes(console, told.notes)
 
 

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from tpcompile.api import Bundle
-from tpcompile.plan.explain import bytes_text
-from tpcompile.plan.words import SPOKEN
+from tpcompile.plan.words import SPOKEN, bytes_text
 from tpcompile.plan_report import SHOWN, print_cut, print_notes
 from tpcompile.verify.inspect import engine_lines
 

@@ -11,10 +11,9 @@ from rich.markup import escape
 from tpcompile.passes.choose_plan import ChoosePlan, nominal_sizes
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan.cost import OBJECTIVES
-from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.solve import Solver
 from tpcompile.plan.why import Asked, Term, Why
-from tpcompile.plan.words import SPOKEN, time_text
+from tpcompile.plan.words import SPOKEN, bytes_text, time_text
 from tpcompile.plan_report import shortened
 
 if TYPE_CHECKING:

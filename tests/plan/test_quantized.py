@@ -11,6 +11,7 @@ import tpcompile
 from tests.faults.ranks import Ranks
 from tests.rules.sample import Sample
 from tpcompile.errors import Refused
+from tpcompile.plan_summary import summarize
 from tpcompile.verify.command import verify_bundle
 
 SCALES = dict.fromkeys(("up_s", "down_s", "head_s"), (0.001, 0.004))
@@ -119,8 +120,8 @@ def test_ranks_agree_on_a_range_and_add_whole_numbers(tp: int, tmp_path: Path) -
     assert [shape[0] for shape in ranks.shapes("down")] == [264 // tp] * tp
     said = [(entry["op"], entry["dtype"], entry["bytes"]) for entry in ranks.manifest()["collectives"]]
     assert said == [("all_reduce", "float32", "8"), ("all_reduce", "int32", "B*864")]
-    planned = tpcompile.plan(of(DYNAMIC), tp, pins={"up": "column", "down": "row"}).plan
-    assert [group.all_reduces for group in planned.groups if group.axes] == [2]
+    told = summarize(tpcompile.plan(of(DYNAMIC), tp, pins={"up": "column", "down": "row"}))
+    assert [dict(found.collectives) for found in told.cut] == [{"all_reduce": 2}]
 
 
 @pytest.mark.parametrize("tp", [2, 3, 4])

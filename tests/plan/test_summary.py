@@ -112,6 +112,7 @@ def test_advice_names_what_does_not_fit_and_links_that_are_crossed(tmp_path: Pat
     assert told.advice[0].startswith("a rank holds ") and "at least 22 ranks, smaller --sizes" in told.advice[0]
     wide = summarize(tpcompile.plan(model(WIDE), 4, topology=str(small)))
     assert wide.advice[-1].startswith("4 ranks span boxes of 2: an AllReduce of ")
+    assert wide.advice[-2] == "two boards has 2 ranks, not 4: times take its outermost links to repeat"
 
 
 def test_a_norm_belongs_to_the_layer_it_prepares_and_the_residual_sum_to_the_one_it_ends() -> None:
@@ -148,3 +149,16 @@ def test_a_norm_with_a_weight_within_the_last_layer_is_not_behind_it() -> None:
     nodes = [(entry.op, entry.layer) for entry in told.step if entry.kind != "communication"]
     assert [layer for _, layer in nodes] == [-1, *[0] * 9, *[1] * 10, 2, 2]
     assert nodes[0][0] == nodes[10][0] == "LayerNormalization"
+
+
+def test_a_branch_that_half_of_the_runs_take_counts_half_everywhere(boards: str) -> None:
+    """Weights, starts and the AllReduce of a branch: the time line ends where the estimate does."""
+    text = """(float[batch, 64] x, bool up) => (float[batch, 64] y) <float[64, 4000] a, float[4000, 64] b> {
+     y = If(up) <then_branch = one () => (float[n, 64] p) { h = MatMul(x, a) r = Relu(h) p = MatMul(r, b) },
+                 else_branch = other () => (float[n, 64] q) { q = Relu(x) }>
+    }"""
+    told = summarize(tpcompile.plan(model(text), 2, topology=boards, sizes={"batch": 5}))
+    step, last = told.estimate.step, told.step[-1]
+    assert step.starts == pytest.approx(1.5 * (4 / 2 + 1))  # and the If itself
+    assert step.communication == pytest.approx(18.1024 / 2)
+    assert last.start_us + last.us == pytest.approx(step.total)

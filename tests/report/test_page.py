@@ -17,9 +17,8 @@ from pathlib import Path
 import pytest
 
 from tests.report.summaries import HOSTILE, decoder, hostile, uncut
-from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.summary import PlanSummary, RankHolds
-from tpcompile.plan.words import time_text
+from tpcompile.plan.words import bytes_text, time_text
 from tpcompile.report_page.page import report_page
 
 PLANS = {"decoder": decoder(), "uncut": uncut(), "hostile": hostile()}

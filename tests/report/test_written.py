@@ -13,8 +13,7 @@ from tests import zoo
 from tests.plan.models import TWO_LAYERS, model
 from tests.report.test_page import Parsed
 from tpcompile.cli import main
-from tpcompile.plan.explain import bytes_text
-from tpcompile.plan.words import time_text
+from tpcompile.plan.words import bytes_text, time_text
 from tpcompile.plan_summary import summarize
 
 

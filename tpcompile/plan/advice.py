@@ -12,7 +12,6 @@ from tpcompile.graph.program import Node, Sizes, Value
 from tpcompile.plan.collectives import Site
 from tpcompile.plan.communication import all_reduce, group_of
 from tpcompile.plan.estimate import Estimate
-from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.machine_prices import machine_prices
 from tpcompile.plan.plan import Plan, make_plan
 from tpcompile.plan.problem import Problem
@@ -20,7 +19,7 @@ from tpcompile.plan.solve import Solver, Wish
 from tpcompile.plan.step_time import calls_of, step_time
 from tpcompile.plan.topology import Topology
 from tpcompile.plan.uses import HALVES, value_bytes
-from tpcompile.plan.words import time_text
+from tpcompile.plan.words import bytes_text, time_text
 
 WORTH_TELLING = 0.02
 """Another plan is spoken of where it takes this share of a step less."""
@@ -87,6 +86,9 @@ def advice(
         yield from _faster_plan(analysis, problem, plan, topology, nominal, found, wishes)
     inner = topology.levels[0].ranks
     reduces = [call for site, call in calls_of(problem, plan, topology).items() if site.op == "all_reduce"]
+    if plan.mesh.tp > topology.ranks:
+        has = f"{topology.title} has {topology.ranks} ranks, not {plan.mesh.tp}"
+        yield f"{has}: times take its outermost links to repeat"
     if plan.mesh.tp > inner and reduces:
         nbytes = max(call.bytes for call in reduces)
         across, within = (all_reduce(group_of(topology, tuple(range(n))), nbytes).us for n in (plan.mesh.tp, inner))

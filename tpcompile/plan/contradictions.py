@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tpcompile.errors import Fault, raise_all
 from tpcompile.plan.cost import Prices
-from tpcompile.plan.explain import bytes_text, cannot_be_cut
+from tpcompile.plan.explain import cannot_be_cut
 from tpcompile.plan.solve import Choice, Solver, Wish
+from tpcompile.plan.words import bytes_text
 
 CODE = "TP104"
 

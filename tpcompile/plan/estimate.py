@@ -102,7 +102,7 @@ def estimate(
         max((group.count for group in plan.groups if group.axes), default=1),
         counts,
         plan.cuts_something,
-        _split(plan),
+        _split(problem, plan),
     )
 
 
@@ -123,11 +123,12 @@ def _cache_bytes(problem: Problem, cut: Cut) -> float:
     )
 
 
-def _split(plan: Plan) -> str:
-    uneven = [group for group in plan.groups if len(set(group.blocks)) > 1]
+def _split(problem: Problem, plan: Plan) -> str:
+    uneven = {group.name for group in plan.groups if len(set(group.blocks)) > 1}
     if not uneven:
         return "exact"
-    return "uneven, padded" if any(group.all_gathers for group in uneven) else "uneven"
+    gathered = frozenset().union(*problem.gathers)
+    return "uneven, padded" if any(problem.groups[k][0].name in uneven for k in gathered) else "uneven"
 
 
 def stops_paying(estimates: list[Estimate]) -> str | None:

@@ -11,20 +11,11 @@ from tpcompile.plan.plan import Reason
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.solve import Choice, Solver, Wish
 from tpcompile.plan.uses import uncut_leaves
+from tpcompile.plan.words import bytes_text
 
 ASKED_AT_MOST = 64
 """Kinds of dimension for which the price of cutting them is computed: one small solve each."""
 RULES_PAGE = "docs/adding-a-rule.md"
-
-
-def bytes_text(count: float) -> str:
-    """Bytes for people: 512 B, 4.2 kB, 13.5 MB, 2.1 GB."""
-    size = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if size < 1000 or unit == "GB":
-            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
-        size /= 1000
-    raise AssertionError
 
 
 def reasons_left_whole(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -36,8 +35,6 @@ class PlannedGroup:
     weights: tuple[str, ...]
     stored_bytes: int
     saved_bytes: int
-    all_reduces: int
-    all_gathers: int
     reason: str = ""
     remedy: str = ""
 
@@ -96,8 +93,6 @@ def _planned(
         weights=tuple(sorted({f"{value.name}[{axis}]" for cls in classes for value, axis, _ in cls.places})),
         stored_bytes=stored,
         saved_bytes=round(saved),
-        all_reduces=math.ceil(sum(count for key, count in problem.reductions.items() if index in key)),
-        all_gathers=math.ceil(sum(count for key, count in problem.gathers.items() if index in key)),
         reason=why.text,
         remedy=why.remedy,
     )

@@ -12,12 +12,11 @@ from typing import Any
 
 from tpcompile.dims.cut import SubAxes
 from tpcompile.errors import Fault, raise_all, refuse
-from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.plan import Plan, PlannedGroup, Reason
 from tpcompile.plan.problem import Problem
 from tpcompile.plan.solve import Choice, feasible
 from tpcompile.plan.summary import CutDimension, PlanSummary
-from tpcompile.plan.words import calls_text, parts_text, time_text
+from tpcompile.plan.words import bytes_text, calls_text, parts_text, time_text
 
 FORMAT = 1
 TOP_KEYS = ("format", "tp", "grid", "objective", "recipe", "gathered", "dimension")

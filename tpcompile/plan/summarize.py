@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -13,12 +13,12 @@ from tpcompile.dims.dim import Dim, leaves
 from tpcompile.dims.placement import active_leaves
 from tpcompile.graph.program import Node, Sizes, Value
 from tpcompile.plan.advice import cheaper_place
-from tpcompile.plan.collectives import Site
+from tpcompile.plan.collectives import Site, runs
 from tpcompile.plan.layers import layers_of
 from tpcompile.plan.plan import Plan
 from tpcompile.plan.problem import DimClass, Problem
 from tpcompile.plan.roles import axis_roles
-from tpcompile.plan.step_time import Call, LocalSizes, TimedNode, calls_of, computing, timed_nodes
+from tpcompile.plan.step_time import Call, LocalSizes, TimedNode, calls_of, computing, counted, timed_nodes
 from tpcompile.plan.summary import CollectiveRow, CutDimension, RankHolds, StepEntry, WeightRow, WholeDimension
 from tpcompile.plan.topology import Topology
 from tpcompile.plan.uses import weight_uses
@@ -78,17 +78,13 @@ class Summarizer:
             if not found.axes:
                 continue
             group = index[found.name]
-            counts: Counter[str] = Counter()
-            us = 0.0
-            for site, call in self.calls.items():
-                if group in site.groups:
-                    counts[site.op] += call.count  # type: ignore[assignment]
-                    us += call.count * call.us
+            mine = [call for site, call in self.calls.items() if group in site.groups]
             how, node = self._largest(self.problem.groups[group][0])
             yield CutDimension(
                 found.name, how, node, found.count, found.size, found.axes, found.degree, found.blocks, found.weights,
                 found.stored_bytes, found.saved_bytes, spared[group],
-                {op: -int(-count // 1) for op, count in counts.items()}, us,
+                {op: count for op, count in counted(mine).items() if count},
+                sum(call.count * call.us for call in mine),
             )  # fmt: skip
 
     def _largest(self, cls: DimClass) -> tuple[str, str]:
@@ -164,7 +160,8 @@ class Summarizer:
             yield sent(site, call)
         for found in self.timed:
             node, begun = found.node, now
-            us = found.us + (self.topology.device.step_us if found.kind != "fused" else 0.0)
+            started = self.topology.device.step_us * runs(node.region) if found.kind != "fused" else 0.0
+            us = found.us + started
             read = [value for value in node.inputs if value is not None]
             stored = tuple(
                 dict.fromkeys(value.name for value in read if value.weight is not None and value.name in how)

@@ -133,7 +133,7 @@ class StepEntry:
 
 @dataclass(frozen=True)
 class RankHolds:
-    """What one rank holds, in bytes."""
+    """What one rank holds, in bytes; of caches and activations, what the rank with most of each holds."""
 
     rank: int
     weights: int

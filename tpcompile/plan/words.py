@@ -13,6 +13,16 @@ SPOKEN = {
 }
 
 
+def bytes_text(count: float) -> str:
+    """Bytes for people: 512 B, 4.2 kB, 13.5 MB, 2.1 GB."""
+    size = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000 or unit == "GB":
+            return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+        size /= 1000
+    raise AssertionError
+
+
 def time_text(us: float) -> str:
     """Microseconds for people: 0.3 µs, 12 µs, 3.4 ms, 1.2 s."""
     size = us

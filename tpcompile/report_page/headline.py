@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.step_time import StepTime
 from tpcompile.plan.summary import PlanSummary
-from tpcompile.plan.words import SPOKEN, calls_text, time_text
+from tpcompile.plan.words import SPOKEN, bytes_text, calls_text, time_text
 from tpcompile.report_page.markup import name, stacked, text
 
 SPENT = {"memory": "memory", "compute": "compute", "starts": "starts", "communication": "communication"}
@@ -106,9 +105,9 @@ def _share(spent: float, step: StepTime) -> str:
 
 
 def advice(plan: PlanSummary) -> str:
-    """What would be cheaper, and what was worth telling."""
+    """What would be cheaper or does not fit, and what was worth telling."""
     cheaper = (*plan.advice, *plan.cheaper_places)
-    return _told("What would be cheaper", "advice", cheaper) + _told("Notes", "notes", plan.notes)
+    return _told("Advice", "advice", cheaper) + _told("Notes", "notes", plan.notes)
 
 
 def _told(title: str, kind: str, sentences: Sequence[str]) -> str:

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.summary import PlanSummary, RankHolds
+from tpcompile.plan.words import bytes_text
 from tpcompile.report_page.markup import stacked, text
 
 HELD = ("weights", "caches", "activations")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from tpcompile.plan.explain import bytes_text
 from tpcompile.plan.summary import CollectiveRow, CutDimension, PlanSummary, WeightRow, WholeDimension
-from tpcompile.plan.words import SPOKEN, parts_text, time_text
+from tpcompile.plan.words import SPOKEN, bytes_text, parts_text, time_text
 from tpcompile.report_page.layers import FEW, constants
 from tpcompile.report_page.markup import (
     HOW,

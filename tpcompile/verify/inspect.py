@@ -18,7 +18,7 @@ from rich.table import Table
 
 from tpcompile.bundle.manifest import DIALECTS, IOEntry, Manifest, Profile
 from tpcompile.errors import refuse
-from tpcompile.plan.explain import bytes_text
+from tpcompile.plan.words import bytes_text
 from tpcompile.verify.files import REWRITE, Bundle, open_bundle, tensor_bytes
 
 SHOWN = 24

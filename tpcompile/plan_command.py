@@ -16,7 +16,7 @@ from tpcompile.plan_report import plan_json, print_comparison, print_plan
 from tpcompile.plan_summary import summarize
 from tpcompile.report import Progress
 from tpcompile.report_page.page import report_page
-from tpcompile.why_report import print_why, why_json
+from tpcompile.why_report import print_why, why, why_json
 
 
 def plan_command(arguments: argparse.Namespace) -> int:
@@ -33,12 +33,13 @@ def plan_command(arguments: argparse.Namespace) -> int:
     with Progress() as progress:
         work = api.plan(arguments.model, arguments.tp[0], progress=progress, **model_wishes(arguments))
         works = [work, *(replanned(work, tp) for tp in arguments.tp[1:])]
-    if len(works) > 1 and arguments.why is not None:
+    asked = [] if arguments.why is None else [why(each, arguments.why) for each in works]  # before anything is written
+    if len(works) > 1 and asked:
         if arguments.json:
-            print(json.dumps([why_json(each, arguments.why) for each in works], indent=1))
+            print(json.dumps([why_json(*each) for each in zip(works, asked, strict=True)], indent=1))
         else:
-            for each in works:
-                print_why(each, arguments.why)
+            for each in zip(works, asked, strict=True):
+                print_why(*each)
         return 0
     if len(works) > 1:
         shown = [plan_json(summarize(each), each) for each in works] if arguments.json else []
@@ -55,8 +56,8 @@ def plan_command(arguments: argparse.Namespace) -> int:
         write_whole("--report", arguments.report, report_page(told))
     if arguments.write_plan is not None:
         write_whole("--write-plan", arguments.write_plan, plan_toml(work.plan, told))
-    if arguments.why is not None:
-        print(json.dumps(why_json(work, arguments.why), indent=1)) if arguments.json else print_why(work, arguments.why)
+    if asked:
+        print(json.dumps(why_json(work, asked[0]), indent=1)) if arguments.json else print_why(work, asked[0])
         return 0
     print(json.dumps(plan_json(told, work), indent=1)) if arguments.json else print_plan(told)
     return 0

@@ -37,16 +37,16 @@ def priced_by(work: Compilation) -> str:
     return work.plan.objective if work.plan.objective in OBJECTIVES else work.request.objective
 
 
-def why_json(work: Compilation, pattern: str) -> dict[str, Any]:
-    return {"tp": work.plan.mesh.tp, "why": [asdict(found) for found in why(work, pattern)]}
+def why_json(work: Compilation, found: Sequence[Why]) -> dict[str, Any]:
+    """The answers for machines."""
+    return {"tp": work.plan.mesh.tp, "why": [asdict(about) for about in found]}
 
 
-def print_why(work: Compilation, pattern: str) -> None:
+def print_why(work: Compilation, found: Sequence[Why]) -> None:
     """The answers on stdout."""
     from rich.console import Console
 
     console = Console(highlight=False)
-    found = why(work, pattern)
     if not work.wishes and work.solver is None:
         console.print("beside the plan file, which decided alone:\n")
     console.print(f"[bold]{escape(work.source.file)}[/] on {work.plan.mesh.tp} ranks, {priced_by(work)}\n")

@@ -187,3 +187,10 @@ def test_in_the_terminal(columns: int, tmp_path: Path, capsys: pytest.CaptureFix
     assert max(map(len, shown.splitlines())) <= columns
     assert cli.main([*command, "--json"]) == 0
     assert {found["name"] for found in json.loads(capsys.readouterr().out)["why"]} == {"table[0]", "table[1]"}
+
+
+def test_a_question_about_nothing_leaves_no_files(tmp_path: Path) -> None:
+    onnx.save(model(TWO_LAYERS), tmp_path / "m.onnx")
+    files = ["--report", str(tmp_path / "r.html"), "--write-plan", str(tmp_path / "p.toml")]
+    assert cli.main(["plan", str(tmp_path / "m.onnx"), "--tp", "2", "--why", "nowhere", *files]) == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["m.onnx"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from tpcompile.dims.analysis import PER_USE
@@ -11,27 +12,13 @@ from tpcompile.plan.asks import Ask
 from tpcompile.plan.name_patterns import named_by
 from tpcompile.plan.uses import stored_bytes
 
-SENT = frozenset(
-    (
-        "float16",
-        "bfloat16",
-        "float32",
-        "float64",
-        "int8",
-        "uint8",
-        "int16",
-        "uint16",
-        "int32",
-        "uint32",
-        "int64",
-        "uint64",
-    )
-)
+SENT = frozenset(f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64))
+SENT |= frozenset(("float16", "bfloat16", "float32", "float64"))
 """Types that collectives carry."""
 
 WANT_STORED = frozenset(("MatMulNBits", "MatMulBnb4", "QMoE"))
-"""Operators whose kernels repack stored weights when they are loaded, and round differently without (ONNX Runtime's
-MatMulNBits multiplies in 8 bits then, where it may)."""
+"""Operators whose kernels repack stored weights when they are loaded. ONNX Runtime's MatMulNBits then multiplies in 8
+bits, where it may, and rounds differently without: that was seen. The others are taken to do likewise."""
 
 
 def stored_axis(weight: Weight, tp: int) -> int:
@@ -53,10 +40,8 @@ def why_not_gathered(value: Value, program: Program, tp: int) -> str:
         return f"{reader.op} computes otherwise with weights that are not stored in its file"
     if value in program.outputs:
         return "it is an output of the model"
-    count = 1
-    for size in value.weight.shape:
-        count *= size
-    return f"it has no more than {PER_USE} elements" if count <= PER_USE else ""
+    few = math.prod(value.weight.shape) <= PER_USE
+    return f"it has no more than {PER_USE} elements" if few else ""
 
 
 def local_shape(weight: Weight, tp: int, rank: int) -> tuple[int, ...]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from tpcompile.graph.local import COLLECTIVE
 from tpcompile.passes.compilation import Compilation
-from tpcompile.targets.collectives import OP_TYPE
 
 
 class Broken(Exception):
@@ -36,7 +36,7 @@ class CheckLocal:
         absent = [value.name for value in work.program.outputs if value.name not in made]
         if absent:
             raise Broken(f"outputs {absent} are not made")
-        unread = [node.outputs[0] for node in local.nodes if node.op == OP_TYPE and node.outputs[0] not in read]
-        if unread and not any(node.origin is not None and node.renamed for node in local.nodes):
+        unread = [node.outputs[0] for node in local.nodes if node.op == COLLECTIVE and node.outputs[0] not in read]
+        if unread and not any(node.renamed for node in local.nodes):
             raise Broken(f"collectives {unread} are not read")
         return ""

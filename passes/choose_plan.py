@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from glob import escape
 from typing import ClassVar
 
-from tpcompile.annotations.read import follow
 from tpcompile.dims.cut import Mesh
 from tpcompile.errors import Fault, raise_all, refuse
 from tpcompile.graph.program import Sizes
@@ -96,6 +95,8 @@ class ChoosePlan:
         """What the model's own annotations wish, where they are to be followed; it is said that they are."""
         if work.request.annotations == "ignore":
             return []
+        from tpcompile.annotations.read import follow  # ONNX models have annotations, others do not come here
+
         found = follow(work.source.proto, work.source.file, work.analysis, work.problem)
         if found.tensors:
             work.warnings.append(

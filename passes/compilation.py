@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from tpcompile.dims.analysis import Analysis
 from tpcompile.graph.local import LocalProgram
 from tpcompile.graph.program import Program, Value
-from tpcompile.graph.read import SourceModel
 from tpcompile.graph.samples import Samples
 from tpcompile.graph.state import StatePair
 from tpcompile.plan.plan import Plan
@@ -43,9 +42,13 @@ class Later(Generic[T]):
 
 @dataclass(repr=False)
 class Compilation:
-    """One model on its way through the passes."""
+    """One model on its way through the passes.
 
-    source: SourceModel
+    `source` is what its front reads: `graph.read.SourceModel`, or `torch.capture.Captured`. Passes that serve both
+    know of it that it has a `file`, the name to tell people.
+    """
+
+    source: Any
     request: Request
     program: Program
     warnings: list[str] = field(default_factory=list)

@@ -8,11 +8,20 @@ from typing import Any
 import numpy as np
 
 from tpcompile.dims.cut import Mesh
-from tpcompile.graph.local import Array, CollectiveCall, Constant, LocalNode, LocalProgram, LocalSize, PerRank
+from tpcompile.graph.dtypes import numpy_dtype
+from tpcompile.graph.local import (
+    COLLECTIVE,
+    OWN_DOMAIN,
+    Array,
+    CollectiveCall,
+    Constant,
+    LocalNode,
+    LocalProgram,
+    LocalSize,
+    PerRank,
+)
+from tpcompile.graph.names import fresh_name
 from tpcompile.graph.program import Region, Value
-from tpcompile.graph.scopes import fresh_name
-from tpcompile.graph.tensors import numpy_dtype
-from tpcompile.targets.collectives import DOMAIN, OP_TYPE
 
 
 class Emitter:
@@ -90,7 +99,7 @@ class Emitter:
         groups = self.mesh.groups(axes)
         everyone = len(groups) == 1
         mine = [next(group for group in groups if rank in group) for rank in range(self.mesh.tp)]
-        node = LocalNode(OP_TYPE, DOMAIN, output, [x], [output], {
+        node = LocalNode(COLLECTIVE, OWN_DOMAIN, output, [x], [output], {
             "collective_operation": op,
             "reduce_op": reduce if op in ("all_reduce", "reduce_scatter") else "none",
             "root": root,

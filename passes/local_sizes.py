@@ -9,9 +9,9 @@ import numpy as np
 
 from tpcompile.dims.cut import Cut
 from tpcompile.dims.relation import LocalAttribute, Relation, ScaledShape
+from tpcompile.graph.dtypes import numpy_dtype
 from tpcompile.graph.local import PerRank
 from tpcompile.graph.program import Node
-from tpcompile.graph.tensors import numpy_dtype
 from tpcompile.passes.emit import Emitter
 
 

@@ -11,11 +11,9 @@ import numpy as np
 
 from tpcompile.dims.cut import Cut
 from tpcompile.dims.relation import Relation
+from tpcompile.graph.dtypes import numpy_dtype
 from tpcompile.graph.program import Value
-from tpcompile.graph.tensors import numpy_dtype
 from tpcompile.passes.emit import Emitter
-
-INT64 = 7
 
 
 def masked_ids(emitter: Emitter, relation: Relation, held: Cut, ids: str, output: str) -> tuple[str, str]:
@@ -30,7 +28,7 @@ def masked_ids(emitter: Emitter, relation: Relation, held: Cut, ids: str, output
     rows = [held.index(table, rank) for rank in range(emitter.mesh.tp)]
     given = node.inputs[1]
     if given is not None and given.dtype != "int64":
-        ids = emitter.node("Cast", [ids], emitter.name(f"{output}.ids"), to=INT64)
+        ids = emitter.node("Cast", [ids], emitter.name(f"{output}.ids"), to="int64")
     asked = ids
     zero, total = emitter.integers("tpcompile.zero", 0), emitter.integers(f"{output}.rows", table.size)
     offset = emitter.constant(f"{output}.offset", [np.array(mine[0], np.int64) for mine in rows])

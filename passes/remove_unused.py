@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from tpcompile.graph.scopes import captured_names
 from tpcompile.passes.compilation import Compilation
 
 
@@ -24,8 +23,7 @@ class RemoveUnused:
                 continue
             kept.append(node)
             needed.update(node.inputs)
-            if node.origin is not None:
-                needed.update(node.renamed.get(name, name) for name in captured_names(node.origin))
+            needed.update(node.renamed.get(name, name) for name in node.captured)
         removed = len(local.nodes) - len(kept)
         local.nodes = kept[::-1]
         alive = {id(node) for node in kept}

@@ -243,7 +243,7 @@ class Rewriter:
             if name != value.name:
                 renamed[value.name] = name
         made = LocalNode(node.op, node.domain, node.name, inputs, outputs, dict(attributes or {}), node.origin, dropped)
-        made.renamed, made.regions = renamed, node.regions
+        made.renamed, made.captured, made.regions = renamed, tuple(value.name for value in node.captured), node.regions
         self.emitter.append(made)
 
     def _drawn(self, node: Node, inputs: list[str], outputs: list[str]) -> None:

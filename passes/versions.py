@@ -14,7 +14,6 @@ from tpcompile.dims.placement import NONE, Leaves
 from tpcompile.errors import refuse
 from tpcompile.graph.local import LocalSize, LocalWeight
 from tpcompile.graph.program import Sizes, Value
-from tpcompile.graph.tensors import ONNX_DTYPES
 from tpcompile.passes.emit import Emitter
 from tpcompile.passes.gathered_weights import assembled
 from tpcompile.plan.uses import HALVES, item_bytes
@@ -182,12 +181,12 @@ class Versions:
         wide = self.reduce_dtype == "float32" and value.dtype in HALVES
         dtype = "float32" if wide else value.dtype
         if wide:
-            name = emitter.node("Cast", [name], emitter.name(f"{output}.wide"), to=ONNX_DTYPES["float32"])
+            name = emitter.node("Cast", [name], emitter.name(f"{output}.wide"), to="float32")
         total = emitter.collective(
             "all_reduce", name, emitter.name(f"{output}.total") if wide else output, axes, value=value, shapes=shapes,
             nbytes=self.bytes_text(dtype, shapes[0]), because=self.because.get(value, ""), dtype=dtype,
         )  # fmt: skip
-        return emitter.node("Cast", [total], output, to=ONNX_DTYPES[value.dtype]) if wide and value.dtype else total
+        return emitter.node("Cast", [total], output, to=value.dtype) if wide and value.dtype else total
 
     def _gather(self, value: Value, name: str, held: Leaves, kept: Leaves, output: str) -> str:
         """Make leaves whole, one axis after the other."""

@@ -15,6 +15,10 @@ import numpy.typing as npt
 from tpcompile.graph.program import Region, Value, Weight
 from tpcompile.weights.ranges import Part, Ranges
 
+COLLECTIVE = "DistCollective"
+OWN_DOMAIN = "tpcompile"
+"""Operator and domain of a collective."""
+
 Array = npt.NDArray[Any]
 LocalSize = int | str | None
 """A size, a symbol as the source spells it, or unknown."""
@@ -32,8 +36,8 @@ class LocalNode:
     """A node of every rank.
 
     `origin` is the source's node, whose attributes hold where `attributes` says nothing; `dropped` ones do not;
-    `renamed` are captured values that subgraphs must read under another name; `region` and `regions` are as in a
-    source's node: an If's operands are its condition and the outputs of its branches.
+    `captured` are values that its subgraphs read from outside, `renamed` those of them under another name; `region`
+    and `regions` are as in a source's node: an If's operands are its condition and the outputs of its branches.
     """
 
     op: str
@@ -45,6 +49,7 @@ class LocalNode:
     origin: Any = None
     dropped: frozenset[str] = frozenset()
     renamed: Mapping[str, str] = field(default_factory=dict)
+    captured: tuple[str, ...] = ()
     region: Region | None = None
     regions: tuple[Region, ...] = ()
 

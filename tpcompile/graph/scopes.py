@@ -38,16 +38,6 @@ def all_names(graph: GraphProto) -> set[str]:
     return names
 
 
-def fresh_name(wanted: str, taken: set[str]) -> str:
-    """`wanted`, or the first free `wanted.N`; it is taken from now on."""
-    found, count = wanted, 0
-    while found in taken:
-        count += 1
-        found = f"{wanted}.{count}"
-    taken.add(found)
-    return found
-
-
 def read_names(node: NodeProto) -> list[str]:
     """Every value that a node reads: its operands, then what its subgraphs read from outside."""
     return [*filter(None, node.input), *captured_names(node)]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-import ml_dtypes
 import numpy as np
 import onnx
 from onnx import TensorProto
@@ -46,11 +45,6 @@ def type_name(data_type: int) -> str:
         return DTYPES[data_type][0]
     names: dict[int, str] = {number: name.lower() for name, number in TensorProto.DataType.items()}
     return names.get(data_type, f"element type {data_type}")
-
-
-def numpy_dtype(name: str) -> np.dtype[np.generic]:
-    """The numpy dtype (ml_dtypes for what numpy lacks) of a name in `DTYPES`."""
-    return np.dtype(getattr(ml_dtypes, name, name))
 
 
 def stored_bytes(data_type: int, dims: Iterable[int]) -> int:

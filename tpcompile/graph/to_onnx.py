@@ -172,6 +172,8 @@ def _node(node: LocalNode, rank: int) -> onnx.NodeProto:
     attributes = {
         name: value.values[rank] if isinstance(value, PerRank) else value for name, value in node.attributes.items()
     }
+    if node.op == "Cast" and node.origin is None:
+        attributes["to"] = ONNX_DTYPES[attributes["to"]]
     if node.op == OP_TYPE:
         op = attributes.pop("collective_operation")
         return make_collective(op, node.inputs[0], node.outputs[0], name=node.name, **attributes)

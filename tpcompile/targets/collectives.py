@@ -17,10 +17,10 @@ import onnx
 from onnx import TypeProto, defs
 
 from tpcompile.errors import refuse
+from tpcompile.graph.local import COLLECTIVE, OWN_DOMAIN
 from tpcompile.graph.scopes import subgraphs
 
-OP_TYPE = "DistCollective"
-DOMAIN = "tpcompile"
+OP_TYPE, DOMAIN = COLLECTIVE, OWN_DOMAIN
 VERSION = 1
 ORT_DOMAIN = "com.microsoft"
 ORT_VERSION = 1

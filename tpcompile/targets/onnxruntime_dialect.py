@@ -16,7 +16,8 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from tpcompile.errors import Fault, raise_all
-from tpcompile.graph.scopes import all_names, fresh_name, subgraphs
+from tpcompile.graph.names import fresh_name
+from tpcompile.graph.scopes import all_names, subgraphs
 from tpcompile.graph.tensors import DTYPES, type_name
 from tpcompile.targets.collectives import (
     DOMAIN,

@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from tpcompile.graph.tensors import numpy_dtype
+from tpcompile.graph.dtypes import numpy_dtype
 from tpcompile.targets.lowering.registry import NotLowered
 from tpcompile.targets.lowering.site import Site
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tpcompile.graph.tensors import numpy_dtype
+from tpcompile.graph.dtypes import numpy_dtype
 from tpcompile.targets.lowering.registry import NotLowered, lowering
 from tpcompile.targets.lowering.site import Site
 from tpcompile.targets.lowering.whole_numbers import move

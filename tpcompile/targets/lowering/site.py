@@ -11,8 +11,9 @@ import numpy as np
 import onnx
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from tpcompile.graph.scopes import fresh_name
-from tpcompile.graph.tensors import ONNX_DTYPES, numpy_dtype, stored_bytes, type_name
+from tpcompile.graph.dtypes import numpy_dtype
+from tpcompile.graph.names import fresh_name
+from tpcompile.graph.tensors import ONNX_DTYPES, stored_bytes, type_name
 from tpcompile.targets.lowering.registry import NotLowered
 from tpcompile.targets.lowering.types import ValueTypes
 

@@ -21,12 +21,11 @@ from tpcompile.graph.doors import open_model, to_kind
 from tpcompile.graph.read import SourceModel
 from tpcompile.output import write_bundle
 from tpcompile.passes.compilation import Compilation
+from tpcompile.plan.make_request import make_request
 from tpcompile.plan.plan import Plan
-from tpcompile.plan.recipe import find_recipe
 from tpcompile.plan.request import Request
 from tpcompile.plan.summary import PlanSummary
 from tpcompile.plan.topology import DEFAULT as DEFAULT_TOPOLOGY
-from tpcompile.plan.tp_plan import read_tp_plan
 from tpcompile.plan_summary import summarize
 from tpcompile.weights.source import FileBytes
 
@@ -179,7 +178,7 @@ def compile(
     Raises:
         Refused: the model or a wish cannot be served. NumbersDiffer: `verify` found another result than the source's.
     """
-    request = _request(
+    request = make_request(
         tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe,
         tp_plan, forbids, reduce_dtype, dialect=dialect, annotations=annotations,
     )  # fmt: skip
@@ -273,7 +272,7 @@ def plan(
     progress: Progress | None = None,
 ) -> Compilation:
     """Plan without writing anything; the model's weights need not be there. Arguments as for `compile`."""
-    request = _request(
+    request = make_request(
         tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe,
         tp_plan, forbids, annotations=annotations,
     )  # fmt: skip
@@ -302,40 +301,6 @@ def check_annotations(model: Any, *, allow_links: bool = False) -> list[Checked]
     source = open_model(model, allow_links=allow_links, require_data=False)
     work = pipeline.run(pipeline.start(source, Request()), pipeline.SHAPES)
     return check(source.proto, work.program, source.file)
-
-
-def _request(
-    tp: int,
-    objective: str | None,
-    pins: Mapping[str, str] | Sequence[tuple[str, str]],
-    outputs: str | None,
-    sizes: Mapping[str, int] | None,
-    plan: str | Path | None,
-    state: Mapping[str, str] | None,
-    roles: Mapping[str, str] | None,
-    strict: bool,
-    topology: str,
-    memory_per_rank: int | None,
-    recipe: str | Path | None,
-    tp_plan: str | Path | Mapping[str, str] | None,
-    forbids: Mapping[str, str] | Sequence[tuple[str, str]],
-    reduce_dtype: str | None = None,
-    **more: Any,
-) -> Request:
-    """What was asked for, in the form that the passes read: what is not given is the recipe's, else the default's."""
-    used = None if recipe is None else find_recipe(str(recipe))
-    return Request(
-        tp, objective or (used and used.objective) or "balanced", _pairs(pins),
-        outputs=outputs or (used and used.outputs) or "whole", sizes=dict(sizes or {}),
-        plan=None if plan is None else Path(plan), state=dict(state or {}), roles=dict(roles or {}), strict=strict,
-        topology=topology,
-        reduce_dtype=reduce_dtype or (used and used.reduce_dtype) or "float32", memory_bytes=memory_per_rank,
-        recipe=used, forbids=_pairs(forbids), tp_plan=None if tp_plan is None else read_tp_plan(tp_plan), **more,
-    )  # fmt: skip
-
-
-def _pairs(given: Mapping[str, str] | Sequence[tuple[str, str]]) -> tuple[tuple[str, str], ...]:
-    return tuple(given.items()) if isinstance(given, Mapping) else tuple(given)
 
 
 def load(folder: str | Path) -> Bundle:

@@ -64,7 +64,7 @@ def rule(
     Args:
         ops: operator names.
         notation: relates the axes of operands by letters.
-        domain: "" is ai.onnx.
+        domain: "" is ai.onnx, "aten" PyTorch's.
         sums: letters the operator sums over: where cut, the output is a partial sum.
         whole: letters the operator needs all of, on both sides.
         linear: operands from which partial sums pass to the outputs; `joint` if only all together.
@@ -101,6 +101,8 @@ def find_rule(domain: str, op: str) -> Rule:
         NotCovered: there is none.
     """
     found = RULES.get(("" if domain == "ai.onnx" else domain, op))
+    if found is None and domain == "aten":  # what is read as a standard operator
+        found = RULES.get(("", op))
     if found is None:
         raise NotCovered(f"{op} has no rule")
     return found

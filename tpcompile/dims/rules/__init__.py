@@ -1,6 +1,7 @@
 """The rules, one file per family of operators. Importing this package fills the table in `tpcompile.dims.registry`."""
 
 from tpcompile.dims.rules import (
+    aten,
     attention,
     branches,
     contractions,
@@ -20,6 +21,7 @@ from tpcompile.dims.rules import (
 )
 
 __all__ = [
+    "aten",
     "attention",
     "branches",
     "contractions",

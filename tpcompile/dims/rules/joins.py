@@ -99,52 +99,70 @@ def slice_(op: Relation) -> None:
             op.pair(dim, out)
             continue
         position = axes.index(axis)
-        bounds = _bounds(known[0], known[1], position, dim) if steps[position] == 1 else None
-        if dim.static and (_varies(op, 1, position) or _varies(op, 2, position)):
-            bounds = None  # both samples may reach past the end where other inputs do not
-        elif steps[position] > 1 and _takes_every(known[0], known[1], position, steps[position], dim):
-            inner = Dim((steps[position],) * len(dim.sizes))
-            op.whole(inner, f"one of every {steps[position]} elements is taken")
-            op.pair(dim, op.product(out, inner))
-            op.local_entries(2, count, {position: _size(dim)}, dim)
-            continue
-        if bounds is None or not dim.static:
-            if bounds is not None and all(b == (0, size) for b, size in zip(bounds, dim.sizes, strict=True)):
-                op.pair(dim, out)  # takes all of it
-            else:
-                op.whole(dim, LENGTHS_DEPEND)
-                op.whole(out, LENGTHS_DEPEND)
-        elif bounds[0] == (0, dim.size):
-            op.pair(dim, out)
-            if _reads_end(known[1], position, dim):
-                op.local_entries(2, count, {position: _size(dim)}, dim)
+        starts, stops = _entries(known[0], position, dim), _entries(known[1], position, dim)
+        varies = _varies(op, 1, position) or _varies(op, 2, position)
+        start, stop, when = sliced(op, dim, out, starts, stops, steps[position], varies)
+        for operand, local in ((1, start), (2, stop)):
+            if local is not None:
+                op.local_entries(operand, count, {position: local}, *when)
+
+
+Bounds = Sequence[int | None] | None
+"""Where a slice begins or ends in each sample, None for the axis' own end; None where that is computed."""
+Local = Callable[[Cut, int], int]
+
+
+def sliced(
+    op: Relation, dim: Dim, out: Dim, starts: Bounds, stops: Bounds, step: int, varies: bool
+) -> tuple[Local | None, Local | None, tuple[Dim, ...]]:
+    """Relate an axis to a slice of it.
+
+    `varies` says that where it begins or ends depends on the inputs, though samples may agree. Returns the local start
+    and stop, None for what stays as it is, and the dims whose cut changes them.
+    """
+    bounds = _bounds(starts, stops, dim) if step == 1 else None
+    if dim.static and varies:
+        bounds = None  # both samples may reach past the end where other inputs do not
+    elif step > 1 and _takes_every(starts, stops, step, dim):
+        inner = Dim((step,) * len(dim.sizes))
+        op.whole(inner, f"one of every {step} elements is taken")
+        op.pair(dim, op.product(out, inner))
+        return None, _size(dim), (dim,)
+    if bounds is None or not dim.static:
+        if bounds is not None and all(b == (0, size) for b, size in zip(bounds, dim.sizes, strict=True)):
+            op.pair(dim, out)  # takes all of it
         else:
-            start, stop, when = take(op, dim, out, *bounds[0])
-            op.local_entries(1, count, {position: start}, *when)
-            op.local_entries(2, count, {position: stop}, *when)
+            op.whole(dim, LENGTHS_DEPEND)
+            op.whole(out, LENGTHS_DEPEND)
+        return None, None, ()
+    if bounds[0] == (0, dim.size):
+        op.pair(dim, out)
+        return None, _size(dim) if _reads_end(stops, dim) else None, (dim,)
+    return take(op, dim, out, *bounds[0])
 
 
-def _bounds(starts: Known, stops: Known, position: int, dim: Dim) -> list[tuple[int, int]] | None:
+def _entries(known: Known, position: int, dim: Dim) -> Bounds:
+    return None if known is None else [int(known[k][position]) for k in range(len(dim.sizes))]
+
+
+def _bounds(starts: Bounds, stops: Bounds, dim: Dim) -> list[tuple[int, int]] | None:
     """(start, stop) within the axis, per sample."""
     if starts is None or stops is None:
         return None
     found = []
-    for sample, size in enumerate(dim.sizes):
-        start, stop, _ = slice(int(starts[sample][position]), int(stops[sample][position])).indices(size)
+    for size, first, last in zip(dim.sizes, starts, stops, strict=True):
+        start, stop, _ = slice(first, last).indices(size)
         found.append((start, max(start, stop)))
     if dim.static and any(bounds != found[0] for bounds in found):
         return None
     return found
 
 
-def _takes_every(starts: Known, stops: Known, position: int, step: int, dim: Dim) -> bool:
+def _takes_every(starts: Bounds, stops: Bounds, step: int, dim: Dim) -> bool:
     """Whether one of every `step` elements of a static axis is taken, to its end: gate and up columns in turn."""
     if starts is None or stops is None or not dim.static or dim.size % step:
         return False
-    found = {
-        slice(int(start[position]), int(stop[position]), step).indices(dim.size)[:2]
-        for start, stop in zip(starts, stops, strict=True)
-    }
+    found = {slice(*ends, step).indices(dim.size)[:2] for ends in zip(starts, stops, strict=True)}
     start, stop = next(iter(found))
     return len(found) == 1 and start < step and stop > dim.size - step + start
 
@@ -155,9 +173,9 @@ def _varies(op: Relation, operand: int, position: int) -> bool:
     return value is not None and value.varies is not None and bool(value.varies.reshape(-1)[position])
 
 
-def _reads_end(stops: Known, position: int, dim: Dim) -> bool:
+def _reads_end(stops: Bounds, dim: Dim) -> bool:
     """Whether the stop is spelled as the axis' own size (and not as "to the end")."""
-    return stops is not None and any(0 <= int(stop[position]) <= dim.size for stop in stops)
+    return stops is not None and any(stop is not None and 0 <= stop <= dim.size for stop in stops)
 
 
 @rule("Pad")

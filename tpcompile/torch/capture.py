@@ -1,0 +1,200 @@
+"""PyTorch models as exported programs that the compiler reads: captured, without mutation, weights where they lie."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tpcompile.errors import refuse
+from tpcompile.torch.from_aten import symbols_of
+from tpcompile.weights.source import MemoryBytes, Source
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A model as the compiler takes it.
+
+    `file` is what people call it; `sources` holds the bytes of every parameter, buffer and constant by its full name;
+    `tied` names parameters that are another one; `names` what people call a symbol.
+    """
+
+    file: str
+    program: torch.export.ExportedProgram
+    sources: Mapping[str, Source]
+    tied: Mapping[str, str]
+    names: Mapping[str, str]
+
+
+def capture(model: Any, example_inputs: Any = None, dynamic: Any = None) -> Captured:
+    """Take a model in.
+
+    Args:
+        model: a `torch.nn.Module` (a GraphModule is one) in the mode it is to run in, or an ExportedProgram.
+        example_inputs: for a Module: a tuple (by position), a mapping (by name), or one tensor.
+        dynamic: for a Module: torch's `dynamic_shapes`, as in `{"input_ids": {0: "batch", 1: "seq"}}`.
+
+    Raises:
+        Refused: TP701 a module without example inputs, TP720 torch.export fails, TP721 sizes that depend on data.
+    """
+    name = type(model).__name__
+    if isinstance(model, torch.export.ExportedProgram):
+        program = model
+    elif isinstance(model, torch.nn.Module):
+        if example_inputs is None:
+            remedy = "Give example_inputs: a tuple, or a mapping by name, of tensors as the model takes them"
+            raise refuse("TP701", name, "a torch.nn.Module is exported by running it, and there are no inputs", remedy)
+        program = _exported(model, name, example_inputs, dynamic)
+    else:
+        kind = f"{type(model).__module__}.{name}".removeprefix("builtins.")
+        remedy = "Give a torch.nn.Module with example_inputs, a GraphModule or a torch.export.ExportedProgram"
+        raise refuse("TP230", "", f"an object of type {kind} is no PyTorch model", remedy)
+    tensors = program.state_dict | {k: v for k, v in program.constants.items() if isinstance(v, torch.Tensor)}
+    tied: dict[str, str] = {}
+    first: dict[Any, str] = {}
+    for key, tensor in tensors.items():
+        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if tensor.numel() and first.setdefault(place, key) != key:
+            tied[key] = first[place]
+    sources: dict[str, Source] = {key: MemoryBytes(_bytes_of(tensor)) for key, tensor in tensors.items()}
+    return Captured(name, functional(program), sources, tied, _names(program, dynamic, model))
+
+
+def _exported(model: torch.nn.Module, name: str, example_inputs: Any, dynamic: Any) -> torch.export.ExportedProgram:
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(example_inputs, Mapping):
+        order = [key for key in inspect.signature(model.forward).parameters if key in example_inputs]
+        kwargs = {key: example_inputs[key] for key in order} | dict(example_inputs)
+    else:
+        args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
+    try:
+        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+    except Exception as error:  # the exporter raises many kinds, and what the model itself raises
+        said = next(iter(str(error).strip().splitlines()), "")[:300]
+        kind = type(error).__name__
+        if "DataDependent" in kind or "data-dependent" in str(error):
+            fact = f"its graph depends on the content of a tensor: {said}"
+            remedy = (
+                "Write it without .item(), boolean masks and branches on tensors, or bound the size with torch._check"
+            )
+            raise refuse("TP721", name, fact, remedy) from error
+        fact = f"torch.export.export fails: {kind}: {said}".rstrip(": .")
+        raise refuse("TP720", name, fact, "Make torch.export.export(model, ...) work first") from error
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    """The tensor's bytes, seen in place where it lies in one piece in memory."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    found: memoryview = flat.view(torch.uint8).numpy().data
+    return found
+
+
+def _names(program: torch.export.ExportedProgram, dynamic: Any, model: Any) -> dict[str, str]:
+    """What the user calls each symbol: the names in `dynamic_shapes`, by input and axis."""
+    named: dict[tuple[str, int], str] = {}
+    if isinstance(dynamic, tuple | list) and isinstance(model, torch.nn.Module):
+        dynamic = dict(zip(inspect.signature(model.forward).parameters, dynamic, strict=False))
+    for path, shape in torch.utils._pytree.tree_flatten_with_path(dynamic, is_leaf=_is_shape)[0]:
+        key = "_".join(str(getattr(part, "key", getattr(part, "idx", ""))) for part in path)
+        for axis, dim in shape.items() if isinstance(shape, dict) else enumerate(shape or ()):
+            name = dim if isinstance(dim, str) else getattr(dim, "__name__", None)
+            if isinstance(name, str):
+                named[key, axis] = name
+    found: dict[str, str] = {}
+    for symbol, placeholder, axis in symbols_of(program.graph):
+        name = named.get((placeholder, axis))
+        if name is not None and name not in found.values():
+            found.setdefault(symbol, name)
+    return found
+
+
+def _is_shape(value: Any) -> bool:
+    """Whether a part of `dynamic_shapes` is that of one tensor."""
+    if value is None:
+        return True
+    if isinstance(value, dict):
+        return all(isinstance(key, int) for key in value)
+    return isinstance(value, tuple | list) and not any(isinstance(each, dict | tuple | list) for each in value)
+
+
+# -- mutation --------------------------------------------------------
+
+
+def functional(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """The program without checks of metadata and without operators that write into their operands.
+
+    x.add_(y) becomes x = x + y where nothing else sees x; else torch's own functionalization is asked, which tells
+    what buffers and inputs are written to.
+    """
+    writing = [node for node in program.graph.nodes if _writes(node)]
+    if any(not _alone(node) for node in writing):
+        program = program.run_decompositions({})
+    program = copy.copy(program)
+    program._graph_module = copy.copy(program.graph_module)
+    graph, table = torch.fx.Graph(), {}
+    output = graph.graph_copy(program.graph, table)
+    last = next(node for node in reversed(program.graph.nodes) if node.op == "output")
+    made = graph.output(output)
+    made.meta = dict(last.meta)
+    for node in list(graph.nodes):
+        if _writes(node):
+            written = node.args[0]
+            node.target = _without_writing(node.target)
+            later = set()
+            for user in written.users:
+                if user is not node and _after(user, node):
+                    later.add(user)
+            for user in later:
+                user.replace_input_with(written, node)
+        elif node.op == "call_function" and not node.users and node.target in CHECKS:
+            graph.erase_node(node)
+    program._graph_module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    program._graph_module.meta = dict(program.graph_module.meta)
+    return program
+
+
+CHECKS = frozenset(
+    (
+        torch.ops.aten._assert_tensor_metadata.default,
+        torch.ops.aten._assert_scalar.default,
+        torch.ops.aten.sym_constrain_range_for_size.default,
+        torch.ops.aten.sym_constrain_range.default,
+    )
+)
+"""They hold a graph to the sizes it was exported with; a rank's are others."""
+
+
+def _writes(node: torch.fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
+
+
+def _without_writing(target: torch._ops.OpOverload) -> Any:
+    """add_.Tensor → add.Tensor; None where there is none."""
+    name = target._schema.name.partition("::")[2]
+    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
+    return getattr(packet, target._overloadname, None) if packet is not None else None
+
+
+def _alone(node: torch.fx.Node) -> bool:
+    """Whether what an operator writes to is seen under no other name: made by a node, and no view either way."""
+    written = node.args[0] if node.args else None
+    if not isinstance(written, torch.fx.Node) or written.op == "placeholder" or _without_writing(node.target) is None:
+        return False
+    return not _aliases(written) and not any(_aliases(user) and user is not node for user in written.users)
+
+
+def _aliases(node: torch.fx.Node) -> bool:
+    """Whether a node's result may be its operand's memory."""
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return node.op == "call_function"
+    found = any(result.alias_info is not None for result in node.target._schema.returns)
+    return found or node.target._schema.name in ("aten::to", "aten::reshape", "aten::contiguous")
+
+
+def _after(node: torch.fx.Node, other: torch.fx.Node) -> bool:
+    return bool(other < node)

@@ -1,0 +1,292 @@
+"""One rank's exported program: torch's own graph, with local tensors and sizes, and collectives between ranks."""
+
+from __future__ import annotations
+
+import copy
+import operator
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
+
+from tpcompile.graph.dtypes import numpy_dtype
+from tpcompile.graph.local import COLLECTIVE, LocalNode, LocalProgram, LocalWeight, PerRank
+from tpcompile.graph.program import Program
+from tpcompile.torch import collectives as _collectives  # noqa: F401 - registers the operators
+from tpcompile.torch.call import Call
+from tpcompile.torch.capture import Captured
+from tpcompile.torch.made import MADE, Content
+from tpcompile.weights.ranges import Part, is_whole, take
+
+own = torch.ops.tpcompile
+COLLECTIVES = {
+    "all_reduce": own.all_reduce.default,
+    "all_gather": own.all_gather.default,
+    "broadcast": own.broadcast.default,
+    "copy": own.copy.default,
+}
+Entry = torch.fx.Node | Content | int | float | bool | list[Any]
+
+
+@dataclass
+class RankWriter:
+    """Writes the program of one rank.
+
+    Args:
+        captured: the model as it came in.
+        program: its neutral graph.
+        local: the program of all ranks.
+        rank: which one.
+    """
+
+    captured: Captured
+    program: Program
+    local: LocalProgram
+    rank: int
+    found: dict[str, Any] = field(default_factory=dict)
+
+    def write(self) -> torch.export.ExportedProgram:
+        """The rank's program; its state dict holds tensors of the rank's own, not yet read (meta tensors)."""
+        source = self.captured.program
+        self.graph = torch.fx.Graph()
+        self.fakes = source.graph_module.meta.get("fake_mode") or _fake_mode(source.graph)
+        self.specs: list[InputSpec] = []
+        self.state: dict[str, Any] = {}
+        self.constants: dict[str, Any] = {}
+        self.tensors: dict[int, torch.fx.Node] = {}
+        self._weights()
+        inputs = self._inputs(source)
+        for node in self.local.nodes:
+            self._node(node)
+        self._output(source)
+        signature = ExportGraphSignature([*self.specs, *inputs], self._output_specs(source))
+        module = torch.fx.GraphModule(torch.nn.Module(), self.graph)
+        made = torch.export.ExportedProgram(
+            root=module,
+            graph=self.graph,
+            graph_signature=signature,
+            state_dict=self.state,
+            range_constraints=dict(source.range_constraints),
+            module_call_graph=copy.copy(source.module_call_graph[:1]),
+            example_inputs=None,
+            constants=self.constants,
+            verifiers=source.verifiers,
+        )
+        return made
+
+    # -- what comes in -----------------------------------------------
+
+    def _weights(self) -> None:
+        kinds = {spec.target: spec for spec in self.captured.program.graph_signature.input_specs if spec.target}
+        taken = {name: weight for weight in self.local.weights for name in (weight.name,)}
+        for weight in taken.values():
+            spec = kinds[weight.weight.name]
+            fake = self._local_fake(weight, spec)
+            own_name = weight.name == weight.weight.name
+            target = weight.name if own_name else "tpcompile_" + weight.name.replace(".", "_")
+            self._placeholder(weight.name, target, spec.kind, spec.persistent, fake)
+
+    def _local_fake(self, weight: LocalWeight, spec: InputSpec) -> torch.Tensor:
+        part = weight.parts[self.rank]
+        shape = [
+            size if ranges is None else sum(stop - start for start, stop in ranges)
+            for size, ranges in zip(weight.weight.shape, part.axes, strict=True)
+        ]
+        dtype = getattr(torch, weight.weight.dtype)
+        with self.fakes:
+            made = torch.empty(shape, dtype=dtype)
+        if spec.kind == InputKind.PARAMETER:
+            made = torch.nn.Parameter(made, requires_grad=made.is_floating_point())
+        return made
+
+    def _placeholder(self, name: str, target: str, kind: InputKind, persistent: bool | None, fake: Any) -> None:
+        prefix = {InputKind.PARAMETER: "p", InputKind.BUFFER: "b"}.get(kind, "c")
+        node = self.graph.placeholder(f"{prefix}_{target.replace('.', '_')}")
+        node.meta["val"] = fake
+        self.found[name] = node
+        self.specs.append(InputSpec(kind, TensorArgument(name=node.name), target, persistent))
+        if kind == InputKind.CONSTANT_TENSOR or (kind == InputKind.BUFFER and persistent is False):
+            self.constants[target] = fake
+        else:
+            self.state[target] = fake
+
+    def _inputs(self, source: torch.export.ExportedProgram) -> list[InputSpec]:
+        specs = []
+        given = {spec.arg.name: spec for spec in source.graph_signature.input_specs}
+        for node in source.graph.nodes:
+            spec = given.get(node.name)
+            if node.op != "placeholder" or spec is None or spec.kind != InputKind.USER_INPUT:
+                continue
+            made = self.graph.placeholder(node.name)
+            made.meta = dict(node.meta)
+            place = self.local.doors.get(node.name)
+            if place is not None:
+                made.meta["val"] = self._cut_fake(node.meta["val"], place.axis, place.ranges[self.rank])
+            self.found[node.name] = made
+            specs.append(InputSpec(spec.kind, copy.copy(spec.arg), None))
+            specs[-1].arg.name = made.name
+        return specs
+
+    def _cut_fake(self, value: torch.Tensor, axis: int, ranges: Any) -> torch.Tensor:
+        shape = list(value.shape)
+        shape[axis] = sum(stop - start for start, stop in ranges)
+        with self.fakes:
+            return torch.empty(shape, dtype=value.dtype)
+
+    # -- nodes -------------------------------------------------------
+
+    def _node(self, node: LocalNode) -> None:
+        attributes = {
+            name: value.values[self.rank] if isinstance(value, PerRank) else value
+            for name, value in node.attributes.items()
+        }
+        operands = [self._entry(name) for name in node.inputs]
+        if node.op == COLLECTIVE:
+            made: Any = self._collective(node, attributes, operands)
+        elif isinstance(node.origin, list):
+            made = Call(list, {"0": node.origin}).filled(operands, {})[0][0]
+        elif isinstance(node.origin, Call):
+            made = self._source(node.origin, [self._plain(entry) for entry in operands], attributes)
+        else:
+            made = MADE[node.op](self, operands, attributes)
+        if (len(node.outputs) == 1 and not _is_sequence(made)) or isinstance(node.origin, list) or not isinstance(made, torch.fx.Node):
+            self.found[node.outputs[0]] = made
+        else:
+            for k, name in enumerate(node.outputs):
+                if name:
+                    self.found[name] = self.call(operator.getitem, made, k)
+
+    def _entry(self, name: str) -> Any:
+        if not name:
+            return None
+        if name not in self.found:
+            constant = next(c for c in self.local.constants if c.name == name)
+            self.found[name] = Content(constant.arrays[self.rank])
+        return self.found[name]
+
+    def _plain(self, entry: Any) -> Any:
+        """A constant as the number or list of numbers that calls of the source take."""
+        return entry.plain if isinstance(entry, Content) else entry
+
+    def _source(self, call: Call, operands: list[Any], attributes: Mapping[str, Any]) -> Any:
+        args, kwargs = call.filled(operands, attributes)
+        return self.call(call.target, *args, **kwargs)
+
+    def _collective(self, node: LocalNode, attributes: Mapping[str, Any], operands: list[Any]) -> Any:
+        op = attributes["collective_operation"]
+        group = attributes["groups"] or range(self.local.ranks)
+        label = ",".join(map(str, group))
+        more: list[Any] = [attributes["root"]] if op == "broadcast" else []
+        if op == "all_reduce" and attributes["reduce_op"] != "sum":
+            more = [attributes["reduce_op"]]
+        return self.call(COLLECTIVES[op], self.tensor(operands[0]), label, *more)
+
+    # -- for `made` --------------------------------------------------
+
+    def call(self, target: Any, *args: Any, **kwargs: Any) -> Any:
+        """Append a call, with what it makes as its meta value; calls on plain numbers are made at once."""
+        if not any(isinstance(each, torch.fx.Node) for each in _flat((args, kwargs))) and _is_arithmetic(target):
+            return target(*args, **kwargs)
+        node = self.graph.call_function(target, args, kwargs)
+        values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
+        with self.fakes, torch.set_grad_enabled(True):
+            node.meta["val"] = target(*values[0], **values[1])
+        return node
+
+    def tensor(self, entry: Any) -> torch.fx.Node:
+        """An entry as a tensor: a constant becomes one that the program holds."""
+        if isinstance(entry, torch.fx.Node):
+            return entry
+        if not isinstance(entry, Content):
+            raise TypeError(f"{entry!r} is no tensor")
+        key = id(entry.array)
+        if key not in self.tensors:
+            with self.graph.inserting_before(self._first()):
+                node = self.graph.placeholder(f"c_tpcompile_{len(self.tensors)}")
+            array = np.ascontiguousarray(entry.array)
+            value = torch.from_numpy(array.copy()) if array.dtype.kind in "biuf" else None
+            if value is None:
+                raise TypeError(f"a constant of type {array.dtype}")
+            node.meta["val"] = self.fakes.from_tensor(value)
+            target = f"tpcompile_constant_{len(self.tensors)}"
+            self.constants[target] = value
+            self.specs.append(InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=node.name), target))
+            self.tensors[key] = node
+        return self.tensors[key]
+
+    def _first(self) -> torch.fx.Node:
+        """The first node behind the stored tensors: the signature lists these in the order of placeholders."""
+        last = self.specs[-1].arg.name if self.specs else None
+        nodes = iter(self.graph.nodes)
+        for node in nodes:
+            if node.name == last:
+                return next(nodes)
+        return next(iter(self.graph.nodes))
+
+    # -- what goes out -----------------------------------------------
+
+    def _output(self, source: torch.export.ExportedProgram) -> None:
+        last = next(node for node in reversed(source.graph.nodes) if node.op == "output")
+        names = iter([value.name for value in self.program.outputs])
+
+        def end(node: torch.fx.Node) -> Any:
+            return self.tensor(self._entry(next(names)))
+
+        self.ends = torch.fx.node.map_arg(last.args[0], end)
+        made = self.graph.output(self.ends)
+        made.meta = {"val": tuple(n.meta["val"] if isinstance(n, torch.fx.Node) else n for n in self.ends)}
+
+    def _output_specs(self, source: torch.export.ExportedProgram) -> list[OutputSpec]:
+        found = []
+        for spec, end in zip(source.graph_signature.output_specs, self.ends, strict=True):
+            arg = copy.copy(spec.arg)
+            if isinstance(end, torch.fx.Node):
+                arg = TensorArgument(name=end.name)
+            found.append(OutputSpec(spec.kind, arg, spec.target))
+        return found
+
+
+def _flat(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [each for part in value.values() for each in _flat(part)]
+    if isinstance(value, list | tuple):
+        return [each for part in value for each in _flat(part)]
+    return [value]
+
+
+def _is_sequence(made: Any) -> bool:
+    return isinstance(made, torch.fx.Node) and isinstance(made.meta.get("val"), tuple | list)
+
+
+def _is_arithmetic(target: Any) -> bool:
+    return not isinstance(target, torch._ops.OpOverload)
+
+
+def _fake_mode(graph: torch.fx.Graph) -> Any:
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch._subclasses.FakeTensor):
+            return value.fake_mode
+    return torch._subclasses.FakeTensorMode()
+
+
+def local_tensor(weight: LocalWeight, rank: int) -> torch.Tensor:
+    """What a rank holds of a stored tensor, read from its source."""
+    shape, part = weight.weight.shape, weight.parts[rank]
+    dtype = numpy_dtype(weight.weight.dtype)
+    data = np.frombuffer(_read(weight), np.uint8).reshape(*shape, dtype.itemsize)
+    held = data if is_whole(shape, part) else take(data, Part((*part.axes, None)))
+    found = torch.from_numpy(np.ascontiguousarray(held).copy().reshape(-1))
+    local = held.shape[:-1]
+    return found.view(getattr(torch, weight.weight.dtype)).reshape(local)
+
+
+def _read(weight: LocalWeight) -> Any:
+    source = weight.weight.source
+    path = getattr(source, "path", None)
+    if path is None:
+        return source.data
+    return np.memmap(path, np.uint8, "r", source.offset, (source.nbytes,))

@@ -31,6 +31,7 @@ class CutGraph:
             because,
             work.request.reduce_dtype,
             work.plan.gathered,
+            work.request.training,
         )
         work.local = rewriter.run()
         return f"{len(work.local.nodes)} nodes, {len(work.local.collectives)} collectives"

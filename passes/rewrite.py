@@ -19,6 +19,7 @@ from tpcompile.dims.placement import NONE, Leaves, active_leaves, door_leaves, w
 from tpcompile.graph.local import LocalNode, LocalProgram, Placed
 from tpcompile.graph.program import Node, Sizes, Value
 from tpcompile.passes.emit import Emitter
+from tpcompile.passes.gradients import Gradients
 from tpcompile.passes.local_sizes import LocalSizes
 from tpcompile.passes.masked_lookup import mask_rows, masked_ids
 from tpcompile.passes.shared_range import quantize_with_shared_range
@@ -41,6 +42,8 @@ class Rewriter:
         because: why a node's sum is reduced or a value gathered, for the manifest.
         reduce_dtype: "float32" to sum half precision in float32, "model" to sum it as it is.
         gathered: weights that are stored cut and gathered before use.
+        training: whether gradients are computed: what a rank reads whole and uses for its part alone is copied first,
+            by an operator that sums gradients over the ranks (Megatron's f; an AllReduce forward is its g).
     """
 
     analysis: Analysis
@@ -50,6 +53,7 @@ class Rewriter:
     because: Callable[[Node], str]
     reduce_dtype: str = "float32"
     gathered: frozenset[Value] = frozenset()
+    training: bool = False
 
     def run(self) -> LocalProgram:
         program = self.analysis.program
@@ -58,6 +62,8 @@ class Rewriter:
         self.sizes = LocalSizes(self.emitter, lambda node, index: self._operand(node, index, NONE))
         self.active = {node: active_leaves(self.analysis, self.cut, node) for node in self.analysis.relations}
         self._natives()
+        self.gradients = Gradients(self.analysis, self.cut, self.versions) if self.training else None
+        self.versions.gradients = self.gradients
         summed = {node: self._summed(node) for node in self.analysis.relations}
         self.flow = PartialFlow(self.analysis, lambda node: summed[node], self._cut_of)
         flow = self.flow.run()
@@ -75,6 +81,8 @@ class Rewriter:
         self.emitter.region = None
         self._doors()
         program_of_ranks = self.emitter.program
+        for (value, held, _), name in self.versions._names.items():
+            program_of_ranks.layouts[name] = (value, self.cut.only(held))
         place = {node: k for k, node in enumerate(program_of_ranks.in_file_order())}
         program_of_ranks.collectives.sort(key=lambda call: place[call.node])
         return program_of_ranks
@@ -84,11 +92,21 @@ class Rewriter:
     def _natives(self) -> None:
         for value in self.analysis.program.inputs:
             self.versions.native[value] = self._at_door(value)
+        for value in self.analysis.program.weights:
+            if value.weight is not None and value.weight.trained:
+                self.versions.native[value] = self._stored_along(value)
         for node, active in self.active.items():
             for output in node.outputs:
                 if output is not None:
                     self.versions.native[output] = within(self.analysis.axes[output], active)
                     self.versions.because[output] = self.because(node)
+
+    def _stored_along(self, value: Value) -> Leaves:
+        """The leaves along which a trained weight is cut: those that all its readers want."""
+        wanted = [within(self.analysis.axes[value], self.active[node]) for node, _ in value.consumers]
+        if not wanted or value in self.gathered or value in self.analysis.program.outputs:
+            return NONE
+        return frozenset.intersection(*wanted)
 
     def _at_door(self, value: Value) -> Leaves:
         return door_leaves(self.analysis, self.cut, self.cut_doors, value)
@@ -163,7 +181,7 @@ class Rewriter:
         value = node.inputs[index]
         if value is None:
             return ""
-        if value.weight is not None:
+        if value.weight is not None and not value.weight.trained:
             axes = self.analysis.operand_axes(node, index) or []
             return self.versions.stored(value, axes, want, mask)
         name = self.versions.get(value, want, summed=summed)
@@ -195,9 +213,11 @@ class Rewriter:
                 if index in relation.once
                 else frozenset()
             )
-            inputs.append(
-                self._operand(node, index, within(relation.inputs[index], active), summed=not passes, mask=mask)
-            )
+            want = within(relation.inputs[index], active)
+            name = self._operand(node, index, want, summed=not passes, mask=mask)
+            if self.gradients is not None:
+                name = self.gradients.operand(node, value, name, want, held | mask)
+            inputs.append(name)
         outputs = [self.versions.native_name(v) if v is not None else "" for v in node.outputs]
         if node.op in DRAWN and self.cut.axes:
             self._drawn(node, inputs, outputs)
@@ -283,7 +303,7 @@ class Rewriter:
             want = self.versions.final[value]
             name = (
                 self.versions.stored(value, self.analysis.axes[value] or [], want)
-                if value.weight is not None
+                if value.weight is not None and not value.weight.trained
                 else self.versions.get(value, want)
             )
             if name != value.name:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -18,6 +19,9 @@ from tpcompile.passes.emit import Emitter
 from tpcompile.passes.gathered_weights import assembled
 from tpcompile.plan.uses import HALVES, item_bytes
 from tpcompile.weights.ranges import Part, Ranges, ranges_of
+
+if TYPE_CHECKING:
+    from tpcompile.passes.gradients import Gradients
 
 PADDED = frozenset(("float16", "float32", "float64", "int8", "uint8", "int32", "uint32", "int64", "uint64"))
 """Types for which Pad has kernels; other values repeat their first element."""
@@ -42,6 +46,7 @@ class Versions:
     final: dict[Value, Leaves] = field(default_factory=dict)
     """What graph outputs must be: the version that carries the output's own name."""
     because: dict[Value, str] = field(default_factory=dict)
+    gradients: Gradients | None = None
     _names: dict[tuple[Value, Leaves, bool], str] = field(default_factory=dict)
     _weights: dict[object, str] = field(default_factory=dict)
     _quick: dict[tuple[Value, Leaves, frozenset[int]], str] = field(default_factory=dict)
@@ -51,6 +56,8 @@ class Versions:
     def native_name(self, value: Value) -> str:
         """The name of the value as its node makes it."""
         key = (value, self.native.get(value, NONE), not self.partial.get(value))
+        if key not in self._names and value.weight is not None:
+            self._names[key] = self.stored(value, self._axes(value), key[1])
         if key not in self._names:
             own = value not in self.final or (self.final[value] == key[1] and key[2])
             self._names[key] = value.name if own else self.emitter.name(f"{value.name}.local")
@@ -340,6 +347,9 @@ class Versions:
                 name, dim, position, _, _ = self._isolate(value, name, axis, held, self.shapes(value, held), target)
                 final = self.emitter.name(f"{target}.taken")
             before, after = self.cut.only(held), self.cut.only(frozenset(more))
+            if self.gradients is not None:
+                over = frozenset(a for leaf in more - held for a in self.cut.of(leaf))
+                name = self.gradients.copied(value, name, over, self.shapes(value, held))
             taken = [_positions(before.index(dim, rank), after.index(dim, rank)) for rank in range(self.cut.mesh.tp)]
             name = self.take(name, position, taken, final)
             if not axes[axis].static:

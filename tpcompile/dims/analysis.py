@@ -7,6 +7,7 @@ operator without a rule needs its inputs whole. So a missing rule costs speed, n
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -103,7 +104,7 @@ def _relate(found: Analysis, node: Node) -> None:
     inputs: list[list[Dim] | None] = []
     for index, value in enumerate(node.inputs):
         axes = None if value is None else found.axes[value]
-        if value is not None and axes is not None and value.weight is not None and _elements(value) <= PER_USE:
+        if value is not None and axes is not None and _apart(value):
             axes = found.at_use[node, index] = [Dim(dim.sizes) for dim in axes]
         inputs.append(axes)
     outputs = [None if value is None else found.axes[value] for value in node.outputs]
@@ -117,11 +118,10 @@ def _relate(found: Analysis, node: Node) -> None:
     found.relations[node] = relation
 
 
-def _elements(value: Value) -> int:
-    count = 1
-    for size in value.weight.shape if value.weight else ():
-        count *= size
-    return count
+def _apart(value: Value) -> bool:
+    """Whether each reader of a stored tensor may have its own part of it."""
+    weight = value.weight
+    return weight is not None and not weight.trained and math.prod(weight.shape) <= PER_USE
 
 
 def _settle(found: Analysis, node: Node, relation: Relation) -> dict[Dim, str]:

@@ -108,6 +108,8 @@ class LocalProgram:
     """Inputs and outputs that are cut."""
     placed: dict[str, Placed] = field(default_factory=dict)
     """Inner values that kept the source's name but are cut or partial."""
+    layouts: dict[str, tuple[Value, Any]] = field(default_factory=dict)
+    """Every version of a value by its name, with the `dims.cut.Cut` along which it lies."""
 
     def in_file_order(self) -> Iterator[LocalNode]:
         """The nodes as a rank's file lists them: those of an If's branches at its place, the first branch first."""

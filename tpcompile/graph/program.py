@@ -53,12 +53,16 @@ class Value:
 
 @dataclass(frozen=True, eq=False)
 class Weight:
-    """A stored tensor: `source` is a `weights.source.Source` (bytes in a file or in memory)."""
+    """A stored tensor: `source` is a `weights.source.Source` (bytes in a file or in memory).
+
+    One that is `trained` has one gradient: it is stored once, whatever its readers, and never as zeros.
+    """
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     source: Any
+    trained: bool = False
 
 
 @dataclass(eq=False)

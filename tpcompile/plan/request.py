@@ -45,6 +45,7 @@ class Request:
         strict: refuse where an operator without a rule, or nothing to cut, would make a rank run a whole model.
         recipe: a named set of wishes, which give way to all that is said here.
         tp_plan: Hugging Face's module → style, which gives way to pins.
+        training: whether gradients are computed.
     """
 
     tp: int = 1
@@ -64,6 +65,7 @@ class Request:
     strict: bool = False
     recipe: Recipe | None = None
     tp_plan: TpPlan | None = None
+    training: bool = False
 
     def __post_init__(self) -> None:
         faults = []

@@ -55,11 +55,16 @@ class Reader:
         self.nodes: list[Node] = []
         self.inputs: list[Value] = []
         self.found: dict[torch.fx.Node, Any] = {}
+        self.tensors: dict[str, torch.Tensor] = {}
         self._taken: set[str] = set()
         self._lists: dict[Any, Value] = {}
 
     def read(self) -> Program:
-        """The program. Raises: Refused TP722 for what is no tensor among what the graph takes."""
+        """The program; its `origin` are the FakeTensors by the names of values.
+
+        Raises:
+            Refused: TP722 for what is no tensor among what the graph takes.
+        """
         specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
         outputs: list[Value] = []
         for node in self.program.graph.nodes:
@@ -70,7 +75,7 @@ class Reader:
             elif node.op == "output":
                 outputs = [self.found[arg] for arg in node.args[0] if isinstance(arg, torch.fx.Node)]
         outputs = [value for value in outputs if isinstance(value, Value)]
-        return Program(self.nodes, self.inputs, outputs, self.values, {"": OPSET}, origin=self.program)
+        return Program(self.nodes, self.inputs, outputs, self.values, {"": OPSET}, origin=self.tensors)
 
     # -- doors -------------------------------------------------------
 
@@ -82,7 +87,8 @@ class Reader:
                 self.found[node] = self.values[name]
                 return
             self.found[node] = made = self._value(name, value)
-            made.weight = Weight(name, made.dtype or "", tuple(value.shape), self.sources[name])
+            trained = spec.kind == InputKind.PARAMETER and value.is_floating_point()
+            made.weight = Weight(name, made.dtype or "", tuple(value.shape), self.sources[name], trained)
         elif spec.kind != InputKind.USER_INPUT:
             kind = spec.kind.name.lower().replace("_", " ")
             fact = f"the graph takes '{node.name}', a {kind}, which is no tensor"
@@ -97,6 +103,7 @@ class Reader:
         made = Value(fresh_name(name, self._taken), producer=producer, index=index)
         self.values[made.name] = made
         if isinstance(meta, torch.Tensor):
+            self.tensors[made.name] = meta
             made.dtype = dtype_name(meta.dtype)
             made.shape = tuple(self.sizes.spelled(size) for size in meta.shape)
             made.sizes = tuple(self.sizes.of(size) for size in meta.shape)

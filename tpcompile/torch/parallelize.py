@@ -60,7 +60,8 @@ class Parallelized:
     def hollow(self, rank: int) -> torch.export.ExportedProgram:
         """The program of one rank without its weights: they are FakeTensors."""
         captured: Captured = self.work.source
-        return RankWriter(captured, self.work.program, self.work.local, rank).write()
+        axes = {value.name: dims for value, dims in self.work.analysis.axes.items() if dims is not None}
+        return RankWriter(captured, self.work.program, self.work.local, rank, axes).write()
 
     def rank_program(self, rank: int) -> torch.export.ExportedProgram:
         """The program of one rank with its own parts of the weights."""
@@ -104,10 +105,15 @@ def parallelize(
     """Cut a PyTorch model for `tp` ranks."""
     request = make_request(
         tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe, tp_plan,
-        forbids, reduce_dtype, annotations="ignore",
+        forbids, reduce_dtype, annotations="ignore", training=_trains(model) if training is None else training,
     )  # fmt: skip
     work = start(capture(model, example_inputs, dynamic), request)
     return Parallelized(run(work, PASSES))
+
+
+def _trains(model: Any) -> bool:
+    """Whether a model came in training mode."""
+    return isinstance(model, torch.nn.Module) and model.training
 
 
 def start(captured: Captured, request: Request) -> Compilation:

@@ -93,7 +93,7 @@ def _indexed(arguments: Arguments) -> list[int]:
 
 # One operand, element by element: the standard name where there is one.
 for _name, _op in {
-    "neg": "Neg", "clone": "Identity", "contiguous": "Identity", "alias": "Identity", "detach": "Identity",
+    "neg": "Neg", "clone": "Identity", "contiguous": "Identity", "alias": "Identity",
     "lift_fresh_copy": "Identity", "to.dtype": "Cast", "_to_copy": "Cast", "to.dtype_layout": "Cast",
     "to.device": "Cast", "type_as": "CastLike",
 }.items():  # fmt: skip

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 
+from tpcompile.dims.dim import Dim
 from tpcompile.graph.dtypes import numpy_dtype
 from tpcompile.graph.local import COLLECTIVE, LocalNode, LocalProgram, LocalWeight, PerRank
 from tpcompile.graph.program import Program
@@ -19,7 +21,7 @@ from tpcompile.torch import collectives as _collectives  # noqa: F401 - register
 from tpcompile.torch.call import Call
 from tpcompile.torch.capture import Captured
 from tpcompile.torch.made import MADE, Content
-from tpcompile.weights.ranges import Part, is_whole, take
+from tpcompile.weights.ranges import Part, is_whole, local_shape, take
 
 own = torch.ops.tpcompile
 COLLECTIVES = {
@@ -40,12 +42,14 @@ class RankWriter:
         program: its neutral graph.
         local: the program of all ranks.
         rank: which one.
+        axes: the dims of each value by its name.
     """
 
     captured: Captured
     program: Program
     local: LocalProgram
     rank: int
+    axes: Mapping[str, Sequence[Dim]]
     found: dict[str, Any] = field(default_factory=dict)
 
     def write(self) -> torch.export.ExportedProgram:
@@ -91,10 +95,7 @@ class RankWriter:
 
     def _local_fake(self, weight: LocalWeight, spec: InputSpec) -> torch.Tensor:
         part = weight.parts[self.rank]
-        shape = [
-            size if ranges is None else sum(stop - start for start, stop in ranges)
-            for size, ranges in zip(weight.weight.shape, part.axes, strict=True)
-        ]
+        shape = local_shape(weight.weight.shape, part)
         dtype = getattr(torch, weight.weight.dtype)
         with self.fakes:
             made = torch.empty(shape, dtype=dtype)
@@ -149,7 +150,8 @@ class RankWriter:
         elif isinstance(node.origin, list):
             made = Call(list, {"0": node.origin}).filled(operands, {})[0][0]
         elif isinstance(node.origin, Call):
-            made = self._source(node.origin, [self._plain(entry) for entry in operands], attributes)
+            metas = [self._meta(name) for name in node.outputs]
+            made = self._source(node.origin, [self._plain(entry) for entry in operands], attributes, metas)
         else:
             made = MADE[node.op](self, operands, attributes)
         if (len(node.outputs) == 1 and not _is_sequence(made)) or isinstance(node.origin, list) or not isinstance(made, torch.fx.Node):
@@ -171,9 +173,30 @@ class RankWriter:
         """A constant as the number or list of numbers that calls of the source take."""
         return entry.plain if isinstance(entry, Content) else entry
 
-    def _source(self, call: Call, operands: list[Any], attributes: Mapping[str, Any]) -> Any:
+    def _source(self, call: Call, operands: list[Any], attributes: Mapping[str, Any], metas: list[Any]) -> Any:
         args, kwargs = call.filled(operands, attributes)
-        return self.call(call.target, *args, **kwargs)
+        if any(meta is None for meta in metas):
+            return self.call(call.target, *args, **kwargs)
+        node = self.graph.call_function(call.target, args, kwargs)
+        returns = getattr(call.target, "_schema", None)
+        several = len(metas) > 1 or (returns is not None and str(returns.returns[0].type) == "List[Tensor]")
+        node.meta["val"] = tuple(metas) if several else metas[0]
+        return node
+
+    def _meta(self, name: str) -> torch.Tensor | None:
+        """A version of one of the source's values as this rank has it: no operator is asked for its shape."""
+        if name not in self.local.layouts:
+            return None
+        value, cut = self.local.layouts[name]
+        source = self.program.origin.get(value.name)
+        if source is None or value.name not in self.axes:
+            return None
+        shape = []
+        for size, dim in zip(source.shape, self.axes[value.name], strict=True):
+            local, whole = cut.ratio(dim, self.rank)
+            shape.append(size if local == whole else size * local // whole)
+        with self.fakes:
+            return torch.empty(shape, dtype=source.dtype, device=source.device)
 
     def _collective(self, node: LocalNode, attributes: Mapping[str, Any], operands: list[Any]) -> Any:
         op = attributes["collective_operation"]
@@ -192,7 +215,8 @@ class RankWriter:
             return target(*args, **kwargs)
         node = self.graph.call_function(target, args, kwargs)
         values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-        with self.fakes, torch.set_grad_enabled(True):
+        environment = self.fakes.shape_env
+        with self.fakes, environment.suppress_guards() if environment is not None else nullcontext():
             node.meta["val"] = target(*values[0], **values[1])
         return node
 
@@ -276,6 +300,8 @@ def _fake_mode(graph: torch.fx.Graph) -> Any:
 def local_tensor(weight: LocalWeight, rank: int) -> torch.Tensor:
     """What a rank holds of a stored tensor, read from its source."""
     shape, part = weight.weight.shape, weight.parts[rank]
+    if rank in weight.zeroed:
+        return torch.zeros(local_shape(shape, part), dtype=getattr(torch, weight.weight.dtype))
     dtype = numpy_dtype(weight.weight.dtype)
     data = np.frombuffer(_read(weight), np.uint8).reshape(*shape, dtype.itemsize)
     held = data if is_whole(shape, part) else take(data, Part((*part.axes, None)))

@@ -25,6 +25,7 @@ rule(
     domain=ATEN,
 )(elementwise.broadcast)
 rule("scale", domain=ATEN, linear=(0,))(elementwise.linear_unary)
+rule("detach", domain=ATEN, linear=(0,))(elementwise.linear_unary)
 rule("arange eye linspace rand randint randn randperm", domain=ATEN)(reshapes.sequence)
 
 

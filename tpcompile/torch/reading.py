@@ -110,6 +110,7 @@ reads("pow.Tensor_Tensor", "Pow")
 # Products.
 reads("matmul mm bmm", "MatMul")
 reads("addmm", "Gemm", order=("mat1", "mat2", "self"))
+reads("baddbmm", "baddbmm", order=("batch1", "batch2", "self"))
 reads("einsum", "Einsum", lambda a, rank: {"equation": a["equation"]})
 reads(
     "conv1d conv2d conv3d",
@@ -188,6 +189,13 @@ def _as_split(node: torch.fx.Node, arguments: Arguments) -> Written:
     return aten.split_with_sizes.default, {"self": arguments["self"], "split_sizes": lengths, "dim": dim}
 
 
+def _without_empty(node: torch.fx.Node, arguments: Arguments) -> Written:
+    """A tensor of one axis and no elements counts for nothing: caches begin as one."""
+    kept = [each for each in arguments["tensors"] if each.meta["val"].shape != (0,)]
+    whole = len(kept) == len(arguments["tensors"]) or not kept
+    return None if whole else (aten.cat.default, {"tensors": kept, "dim": arguments["dim"]})
+
+
 def _as_lookup(node: torch.fx.Node, arguments: Arguments) -> Written:
     """Indices of the first axis alone look it up as an embedding does."""
     index = arguments["indices"][0] if len(arguments["indices"]) == 1 else None
@@ -203,5 +211,6 @@ WRITTEN: dict[str, Callable[[torch.fx.Node, Arguments], Written]] = {
     "aten.chunk.default": _as_split,
     "aten.split.Tensor": _as_split,
     "aten.split.sizes": _as_split,
+    "aten.cat.default": _without_empty,
     "aten.index.Tensor": _as_lookup,
 }

@@ -57,6 +57,7 @@ class RankWriter:
         source = self.captured.program
         self.graph = torch.fx.Graph()
         self.fakes = source.graph_module.meta.get("fake_mode") or _fake_mode(source.graph)
+        self.contents = {constant.name: constant for constant in self.local.constants}
         self.specs: list[InputSpec] = []
         self.state: dict[str, Any] = {}
         self.constants: dict[str, Any] = {}
@@ -154,19 +155,18 @@ class RankWriter:
             made = self._source(node.origin, [self._plain(entry) for entry in operands], attributes, metas)
         else:
             made = MADE[node.op](self, operands, attributes)
-        if (len(node.outputs) == 1 and not _is_sequence(made)) or isinstance(node.origin, list) or not isinstance(made, torch.fx.Node):
-            self.found[node.outputs[0]] = made
-        else:
+        if _is_sequence(made):
             for k, name in enumerate(node.outputs):
                 if name:
                     self.found[name] = self.call(operator.getitem, made, k)
+        else:
+            self.found[node.outputs[0]] = made
 
     def _entry(self, name: str) -> Any:
         if not name:
             return None
         if name not in self.found:
-            constant = next(c for c in self.local.constants if c.name == name)
-            self.found[name] = Content(constant.arrays[self.rank])
+            self.found[name] = Content(self.contents[name].arrays[self.rank])
         return self.found[name]
 
     def _plain(self, entry: Any) -> Any:

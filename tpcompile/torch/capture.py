@@ -136,7 +136,8 @@ def functional(program: torch.export.ExportedProgram) -> torch.export.ExportedPr
         program = program.run_decompositions({})
     program = copy.copy(program)
     program._graph_module = copy.copy(program.graph_module)
-    graph, table = torch.fx.Graph(), {}
+    graph = torch.fx.Graph()
+    table: dict[torch.fx.Node, torch.fx.Node] = {}
     output = graph.graph_copy(program.graph, table)
     last = next(node for node in reversed(program.graph.nodes) if node.op == "output")
     made = graph.output(output)
@@ -144,7 +145,7 @@ def functional(program: torch.export.ExportedProgram) -> torch.export.ExportedPr
     for node in list(graph.nodes):
         if _writes(node):
             written = node.args[0]
-            node.target = _without_writing(node.target)
+            node.target = _without_writing(node)
             later = set()
             for user in written.users:
                 if user is not node and _after(user, node):
@@ -173,8 +174,9 @@ def _writes(node: torch.fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 
-def _without_writing(target: torch._ops.OpOverload) -> Any:
+def _without_writing(node: torch.fx.Node) -> Any:
     """add_.Tensor → add.Tensor; None where there is none."""
+    target: Any = node.target
     name = target._schema.name.partition("::")[2]
     packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
     return getattr(packet, target._overloadname, None) if packet is not None else None
@@ -183,7 +185,7 @@ def _without_writing(target: torch._ops.OpOverload) -> Any:
 def _alone(node: torch.fx.Node) -> bool:
     """Whether what an operator writes to is seen under no other name: made by a node, and no view either way."""
     written = node.args[0] if node.args else None
-    if not isinstance(written, torch.fx.Node) or written.op == "placeholder" or _without_writing(node.target) is None:
+    if not isinstance(written, torch.fx.Node) or written.op == "placeholder" or _without_writing(node) is None:
         return False
     return not _aliases(written) and not any(_aliases(user) and user is not node for user in written.users)
 

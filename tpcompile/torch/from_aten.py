@@ -80,7 +80,7 @@ class Reader:
     # -- doors -------------------------------------------------------
 
     def _door(self, node: torch.fx.Node, spec: Any) -> None:
-        value = node.meta.get("val")
+        value: Any = node.meta.get("val")
         if spec.kind in KINDS:
             name = self.tied.get(spec.target, spec.target)
             if name in self.values:
@@ -120,17 +120,17 @@ class Reader:
     def _call(self, node: torch.fx.Node) -> None:
         name = target_name(node.target)
         if node.target is operator.getitem:
-            made = self.found[node.args[0]]
-            self.found[node] = made[node.args[1]]
+            made, index = node.args
+            self.found[node] = self._of(made)[index]
             return
-        arguments = bound(node.target, node.args, node.kwargs)
+        target: Any = node.target
+        arguments = bound(target, node.args, node.kwargs)
         same = self._same(node, name, arguments)
         if same is not None:
             self.found[node] = same
         elif _is_number(node.meta.get("val")):
             self._arithmetic(node, name, arguments)
         else:
-            target = node.target
             written = WRITTEN[name](node, arguments) if name in WRITTEN else None
             if written is not None:
                 target, arguments = written[0], bound(written[0], (), written[1])
@@ -158,7 +158,8 @@ class Reader:
         if name == "aten.sym_size.int":
             made.attributes = {"dim": arguments["dim"]}
         slots = {key: self._slot(value, made.inputs) for key, value in arguments.items()}
-        made.origin = Call(node.target, slots)
+        target: Any = node.target
+        made.origin = Call(target, slots)
         self.found[node] = value = self._number(node.name, node.meta["val"], made)
         made.outputs = [value]
         self._append(made)
@@ -224,7 +225,8 @@ class Reader:
             name = fresh_name(f"{node.name if node is not None else 'call'}.sizes", self._taken)
             value = Value(name, "int64", (len(each),), ((len(each),) * SAMPLES,), producer=made)
             value.known = tuple(
-                np.array([e.known[k] if isinstance(e, Value) else e for e in each], np.int64) for k in range(SAMPLES)
+                np.array([e.known[k] if isinstance(e, Value) and e.known else e for e in each], np.int64)
+                for k in range(SAMPLES)
             )
             value.varies = np.array(
                 [isinstance(e, Value) and e.varies is not None and bool(e.varies.any()) for e in each], bool

@@ -199,8 +199,7 @@ def _without_empty(node: torch.fx.Node, arguments: Arguments) -> Written:
 def _as_lookup(node: torch.fx.Node, arguments: Arguments) -> Written:
     """Indices of the first axis alone look it up as an embedding does."""
     index = arguments["indices"][0] if len(arguments["indices"]) == 1 else None
-    picks = index is not None and index.meta["val"].dtype in (torch.int64, torch.int32)
-    if not picks or index.meta["val"].dim() != 1:
+    if index is None or index.meta["val"].dtype not in (torch.int64, torch.int32) or index.meta["val"].dim() != 1:
         return None
     return aten.index_select.default, {"self": arguments["self"], "dim": 0, "index": index}
 

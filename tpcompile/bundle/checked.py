@@ -84,6 +84,13 @@ class Checked:
         inner = self.child(key)
         return {name: inner.text(name) for name in inner.content}
 
+    def names(self, key: str) -> tuple[str, ...]:
+        """A list of texts."""
+        found = self._list(key)
+        if not all(isinstance(name, str) for name in found):
+            raise self._wrong(self._at(key), "a list of texts", found)
+        return tuple(found)
+
     def integers(self, key: str) -> dict[str, int]:
         """An object of numbers of at least 1."""
         inner = self.child(key)

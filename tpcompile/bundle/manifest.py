@@ -15,13 +15,15 @@ from typing import Any
 
 from tpcompile.bundle.checked import Checked
 from tpcompile.bundle.contradictions import contradictions
-from tpcompile.errors import refuse
+from tpcompile.errors import Refused, refuse
 
 FILE_NAME = "bundle.json"
 FORMAT = 1
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
-DIALECTS = ("tensorrt", "onnxruntime")
-"""Whose collectives the rank files hold: DistCollective, which TensorRT and the runner read, or ONNX Runtime's."""
+TORCH = "torch"
+DIALECTS = ("tensorrt", "onnxruntime", TORCH)
+"""Whose collectives the rank files hold: DistCollective, which TensorRT and the runner read, or ONNX Runtime's; or they
+are programs of torch, with operators of our own."""
 STATE_KINDS = ("append", "in_place")
 DTYPES = (
     *("float32", "float64", "float16", "bfloat16", "bool"),
@@ -229,14 +231,15 @@ class Manifest:
         return path
 
     @classmethod
-    def read(cls, folder: Path | str, *, ranks: Iterable[int] | None = None) -> Manifest:
-        """Read and check the bundle in `folder`.
+    def read(cls, folder: Path | str, *, ranks: Iterable[int] | None = None, of_torch: bool = False) -> Manifest:
+        """Read and check the bundle in `folder`: one of ONNX models, or with `of_torch` one of torch's programs.
 
         `ranks` are those whose files must be there (a node may hold only its own); all by default.
 
         Raises:
             Refused: TP451 no readable bundle.json; TP452 another format; TP453 a key missing or of the wrong kind;
-                TP454 an unsafe file name; TP455 a file missing; TP456 a wrong size; TP457 parts that contradict.
+                TP454 an unsafe file name; TP455 a file missing; TP456 a wrong size; TP457 parts that contradict;
+                TP458 a bundle of the other kind.
         """
         path = Path(folder) / FILE_NAME
         try:
@@ -250,11 +253,24 @@ class Manifest:
         except (OSError, ValueError, RecursionError) as error:
             raise refuse("TP451", str(path), f"cannot be read as JSON ({error})", REBUILD) from None
         manifest = _parse(content, str(path))
+        if (manifest.dialect == TORCH) != of_torch:
+            raise _other_kind(folder, manifest)
         wanted = set(range(manifest.world_size)) if ranks is None else set(ranks)
         for entry in manifest.ranks:
             if entry.rank in wanted:
                 _check_files(Path(folder), entry)
         return manifest
+
+
+def _other_kind(folder: Path | str, manifest: Manifest) -> Refused:
+    """TP458: ONNX models where torch's programs are asked for, or the other way round."""
+    if manifest.dialect == TORCH:
+        run = f"torchrun --nproc-per-node {manifest.world_size} -m tpcompile.torch.run {folder}"
+        return refuse("TP458", str(folder), "this bundle holds programs of torch, not ONNX models",
+                      f"Run it with `{run}`, or compile without `--target torch`")  # fmt: skip
+    run = f"tpcompile run {folder} -n {manifest.world_size}"
+    return refuse("TP458", str(folder), "this bundle holds ONNX models, not programs of torch",
+                  f"Run it with `{run}`, or compile with `--target torch`")  # fmt: skip
 
 
 def _io_json(entry: IOEntry) -> dict[str, Any]:

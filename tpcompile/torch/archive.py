@@ -47,14 +47,14 @@ AGAIN = "Save it again with torch.export.save, or copy the file again"
 
 
 def read_archive(
-    path: Path | str, weights: Path | str | None = None, namespaces: Iterable[str] = ()
+    path: Path | str, weights: Path | str | Mapping[str, Stored] | None = None, namespaces: Iterable[str] = ()
 ) -> tuple[ExportedProgram, dict[str, Stored]]:
     """The program in a `.pt2` file, its tensors on the meta device, and where these lie, by name.
 
     Args:
         path: the archive.
-        weights: a safetensors file with the tensors that the archive does not hold; None: the one of the same name
-            beside it, if there is one.
+        weights: a safetensors file with the tensors that the archive does not hold, or where they lie, by name;
+            None: the file of the same name beside it, if there is one.
         namespaces: of operators that may stand in the graph beside aten's; import what defines them before.
 
     Raises:
@@ -72,9 +72,10 @@ def read_archive(
         **_tensors(path, members, CONSTANTS_CONFIG_FILENAME_FORMAT.format(name), CONSTANTS_DIR),
     }
     read = _tensors_read(program)
-    beside = path.with_suffix(".safetensors") if weights is None else Path(weights)
-    if weights is not None or (read.keys() - found.keys() and beside.exists()):
-        found = safetensors.read(beside)[0] | found
+    if weights is None:
+        beside = path.with_suffix(".safetensors")
+        weights = beside if read.keys() - found.keys() and beside.exists() else {}
+    found = {**(weights if isinstance(weights, Mapping) else safetensors.read(Path(weights))[0]), **found}
     return _made(path, program), _those_read(path, read, found)
 
 

@@ -26,6 +26,12 @@ def held_by(program: ExportedProgram) -> tuple[str, ...]:
     return tuple(str(spec.target) for spec in program.graph_signature.input_specs if spec.kind in kinds)
 
 
+def source_of(tensor: Tensor) -> MemoryBytes:
+    """The bytes of a tensor in memory, row-major; they are the tensor's own where it lies so on the CPU."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
+    return MemoryBytes(flat.view(torch.uint8).numpy().data if flat.numel() else b"")
+
+
 def mapped(stored: Mapping[str, Stored]) -> dict[str, Tensor]:
     """Tensors whose memory is their files': pages are read when they are needed, and changes stay in this process.
 

@@ -23,7 +23,7 @@ from tpcompile.weights.geometry import (
 from tpcompile.weights.layout import PAGE, WeightJob
 from tpcompile.weights.ranges import Part, Range, Ranges, is_whole
 from tpcompile.weights.reader import Bytes, Reader, StoppableReader, open_source
-from tpcompile.weights.stage import OutputFile, Stage
+from tpcompile.weights.stage import Sink, Stage
 from tpcompile.weights.widths import bytes_of, pack, unpack
 
 BLOCK_BYTES = 16 * 1024 * 1024
@@ -31,7 +31,7 @@ WINDOW_BYTES = 256 * 1024
 REPACKED_AT_ONCE = 1024 * 1024
 """Elements of sub-byte tensors that are cut within a byte are spread out, a byte each, so many at a time."""
 
-Targets = tuple[tuple[OutputFile, int], ...]
+Targets = tuple[tuple[Sink, int], ...]
 
 
 class Workspace:

@@ -88,10 +88,10 @@ def damaged(path: Path, fact: str) -> Refused:
 
 @dataclass(frozen=True)
 class Arrangement:
-    """How a file is to be written: its `header`, where each tensor begins in the file, and the file's `size`."""
+    """How a file is to be written: its `header`, where in it each tensor begins and ends, and its `size`, in bytes."""
 
     header: bytes
-    offsets: Mapping[str, int]
+    places: Mapping[str, tuple[int, int]]
     size: int
 
 
@@ -114,13 +114,14 @@ def arrange(tensors: Mapping[str, tuple[str, Sequence[int]]], metadata: Mapping[
     paged = [name for name, (_, nbytes) in needs.items() if nbytes == round_up(nbytes)]
     rest = sorted(needs.keys() - set(paged), key=lambda name: (-needs[name][0], name))
     header: dict[str, Any] = {METADATA: dict(metadata)} if metadata else {}
-    places, end = {}, 0
+    places: dict[str, tuple[int, int]] = {}
+    end = 0
     for name in [*paged, *rest]:
         dtype, shape = tensors[name]
-        places[name], end = end, end + needs[name][1]
-        header[name] = {"dtype": SPELLED[dtype], "shape": list(shape), "data_offsets": [places[name], end]}
+        places[name], end = (end, end + needs[name][1]), end + needs[name][1]
+        header[name] = {"dtype": SPELLED[dtype], "shape": list(shape), "data_offsets": places[name]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text = text.ljust(round_up(8 + len(text)) - 8)  # the format pads with spaces
     start = 8 + len(text)
-    offsets = {name: start + at for name, at in places.items()}
-    return Arrangement(struct.pack("<Q", len(text)) + text, offsets, start + end)
+    placed = {name: (start + first, start + last) for name, (first, last) in places.items()}
+    return Arrangement(struct.pack("<Q", len(text)) + text, placed, start + end)

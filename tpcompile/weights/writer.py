@@ -16,7 +16,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from tpcompile.errors import Refused, raise_all, refuse
-from tpcompile.weights.copying import Task, Workspace, copy_tensor
+from tpcompile.weights.copying import Targets, Task, Workspace, copy_tensor
 from tpcompile.weights.layout import Location, Locations, WeightJob, file_sizes, lay_out, stored_bytes
 from tpcompile.weights.ranges import Part
 from tpcompile.weights.reader import ends_early, size_of_file
@@ -95,7 +95,9 @@ def task_of(job: WeightJob, places: Sequence[Location | None], files: dict[str, 
     for rank, (part, place) in enumerate(zip(job.parts, places, strict=True)):
         if part is not None and place is not None and rank not in job.zeroed and place.length:
             targets.setdefault(part, {})[place] = None
-    parts = {part: tuple((files[place.file], place.offset) for place in held) for part, held in targets.items()}
+    parts: dict[Part, Targets] = {
+        part: tuple((files[place.file], place.offset) for place in held) for part, held in targets.items()
+    }
     return Task(job, bits_of(job.dtype, job.name), parts)
 
 

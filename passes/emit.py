@@ -91,20 +91,23 @@ class Emitter:
         dtype: str | None = None,
         root: int = -1,
         reduce: str = "sum",
+        more: Sequence[str] = (),
+        **attributes: Any,
     ) -> str:
         """A collective over the groups of ranks that differ on sub-axes `axes`; `root` is who broadcasts.
 
-        `dtype` is the type that is sent, by default that of `value`.
+        `dtype` is the type that is sent, by default that of `value`; `more` are operands behind `x`.
         """
         groups = self.mesh.groups(axes)
         everyone = len(groups) == 1
         mine = [next(group for group in groups if rank in group) for rank in range(self.mesh.tp)]
-        node = LocalNode(COLLECTIVE, OWN_DOMAIN, output, [x], [output], {
+        node = LocalNode(COLLECTIVE, OWN_DOMAIN, output, [x, *more], [output], {
             "collective_operation": op,
             "reduce_op": reduce if op in ("all_reduce", "reduce_scatter") else "none",
             "root": root,
             "nb_rank": len(groups[0]),
             "groups": [] if everyone else PerRank(tuple(mine)),
+            **attributes,
         })  # fmt: skip
         self.append(node)
         self.program.collectives.append(

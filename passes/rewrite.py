@@ -22,6 +22,7 @@ from tpcompile.passes.emit import Emitter
 from tpcompile.passes.gradients import Gradients
 from tpcompile.passes.local_sizes import LocalSizes
 from tpcompile.passes.masked_lookup import mask_rows, masked_ids
+from tpcompile.passes.parallel_loss import cross_entropy_of_parts
 from tpcompile.passes.shared_range import quantize_with_shared_range
 from tpcompile.passes.versions import Versions
 
@@ -224,9 +225,15 @@ class Rewriter:
             return
         if relation.lookup is not None and own:
             ids, mine = masked_ids(self.emitter, relation, self.cut.only(active), inputs[1], outputs[0])
-            found = self.emitter.name(f"{outputs[0]}.found")
-            self._append(node, [inputs[0], ids, *inputs[2:]], [found])
+            found, operands = self.emitter.name(f"{outputs[0]}.found"), [inputs[0], ids, *inputs[2:]]
+            self._append(node, operands, [found], *self.sizes.apply(node, relation, self.cut.only(active), operands))
             mask_rows(self.emitter, node.outputs[0], found, mine, outputs[0])
+            return
+        if relation.spread is not None and self.cut.only(active).leaves(relation.spread):
+            rows = self.versions.size_text(relation.input(0)[0])
+            cross_entropy_of_parts(
+                self.emitter, node, inputs, outputs[0], relation.spread, self.cut.only(active), rows, self.because(node)
+            )
             return
         spread = self.cut.only(active).touched(relation.product(*relation.input(0))) if relation.ranged else None
         if spread:

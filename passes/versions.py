@@ -168,6 +168,10 @@ class Versions:
             found.append(shape)
         return found
 
+    def size_text(self, dim: Dim) -> str:
+        """A size that no rank has a part of, with the symbols of the source."""
+        return self.describe(dim.sizes) or "?"
+
     def bytes_text(self, dtype: str | None, shape: Sequence[LocalSize]) -> str:
         """The bytes of a version, with the symbols of dynamic axes: "batch*seq*512"."""
         number, symbols = item_bytes(dtype), []

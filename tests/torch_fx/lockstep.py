@@ -99,9 +99,27 @@ class _Interpreter(torch.fx.Interpreter):
                     return AllGather.apply(args[0], meet, rank, args[1])
                 case "broadcast":
                     return meet.exchange(rank, "broadcast", args[0])[args[2]].clone()
+                case "cross_entropy":
+                    return _cross_entropy(meet, rank, *args), None
                 case "once":
                     return Once.apply(args[0], args[1])
         return super().call_function(target, args, kwargs)
+
+
+def _cross_entropy(
+    meet: Meeting, rank: int, x: Any, target: Any, label: str, start: int, classes: int, reduction: int, ignore: int,
+    smoothing: float,
+) -> Any:  # fmt: skip
+    """Written with operators that autograd knows, sums over ranks among them."""
+    largest = AllReduce.apply(x.detach().amax(-1), meet, rank, label, "max")
+    shifted = x - largest[:, None]
+    total = AllReduce.apply(shifted.exp().sum(-1), meet, rank, label, "sum").log()
+    here = torch.arange(start, start + x.shape[1])
+    wanted = torch.where(target[:, None] == here[None], 1 - smoothing, 0.0) + smoothing / classes
+    loss = (total - AllReduce.apply((wanted * shifted).sum(-1), meet, rank, label, "sum")) * (target != ignore)
+    if reduction == 0:
+        return loss
+    return loss.sum() / ((target != ignore).sum() if reduction == 1 else 1)
 
 
 def _members(label: str) -> list[int]:

@@ -139,6 +139,9 @@ def _settle(found: Analysis, node: Node, relation: Relation) -> dict[Dim, str]:
                 blocked.setdefault(leaf, "it is summed over and kept")
         for leaf in _repeated([reduced.dim]):
             blocked.setdefault(leaf, "it stands twice in one axis")
+    if relation.spread is not None and root(relation.spread).kind != "leaf":
+        for leaf in leaves(relation.spread):
+            blocked.setdefault(leaf, "what ranks would have of it is not one run")
     if relation.lookup is not None:
         table = relation.input(0)[relation.lookup.axis]
         if root(table).kind != "leaf":

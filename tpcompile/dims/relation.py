@@ -82,7 +82,8 @@ class Relation:
     """The relation of one node's operands, built by its rule.
 
     `inputs[i]` and `outputs[i]` are the dims of an operand's axes, None where the operand is absent. A `ranged` node
-    quantises operand 0 with the range of all of it: where that is cut, ranks agree on the range.
+    quantises operand 0 with the range of all of it: where that is cut, ranks agree on the range. A node that has a form
+    of its own for ranks with a part of a dim each names it in `spread`; its outputs are whole.
     """
 
     def __init__(self, node: Node, inputs: Sequence[Axes | None], outputs: Sequence[Axes | None]) -> None:
@@ -97,6 +98,7 @@ class Relation:
         self.once: frozenset[int] = frozenset()
         self.lookup: Lookup | None = None
         self.ranged = False
+        self.spread: Dim | None = None
         self.counts: list[Dim] = []
         self._spoken: set[int] = set()
         self._made: list[Dim] = []
@@ -157,6 +159,11 @@ class Relation:
     def sums(self, dim: Dim, mean: bool = False) -> None:
         """The node sums over this dim."""
         self.reduced.append(Reduced(dim, mean))
+        self._speak(dim)
+
+    def spreads(self, dim: Dim) -> None:
+        """The node has a form for ranks that each have a run of this dim: they send little to have the whole result."""
+        self.spread = dim
         self._speak(dim)
 
     def fresh(self, dim: Dim) -> None:

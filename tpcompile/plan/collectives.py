@@ -82,14 +82,17 @@ def add_reductions(
                     sent.append(nbytes)
                     break
     for node, relation in analysis.relations.items():
-        if relation.ranged:  # two numbers: the ends of the range
+        agreed = relation.input(0) if relation.ranged else [relation.spread] if relation.spread is not None else []
+        if agreed:
             blocked = analysis.blocked[node]
-            groups = groups_of([leaf for dim in relation.input(0) for leaf in leaves(dim) if leaf not in blocked])
+            groups = groups_of([leaf for dim in agreed for leaf in leaves(dim) if leaf not in blocked])
+            # two numbers: the ends of the range; or three for each row: a maximum and two sums
+            nbytes = 8 if relation.ranged else 12 * nominal(relation.input(0)[0].sizes)
             problem.reductions[groups] += runs(node.region)
-            problem.reduced_bytes[groups] += 8
+            problem.reduced_bytes[groups] += nbytes
             if node.outputs[0] is not None:
-                problem.sites.append(Site("all_reduce", node.outputs[0], groups, 8, runs(node.region)))
-            found.append((groups, 8, runs(node.region)))
+                problem.sites.append(Site("all_reduce", node.outputs[0], groups, nbytes, runs(node.region)))
+            found.append((groups, nbytes, runs(node.region)))
     if sent and problem.mean_product_bytes:  # what is sent may be empty
         usual = max(statistics.median(sent), 1)
         problem.byte_share = min(1.0, TYPICAL_BYTES_SHARE * problem.mean_product_bytes / usual)

@@ -18,6 +18,7 @@ from tpcompile.graph.dtypes import numpy_dtype
 from tpcompile.graph.local import COLLECTIVE, LocalNode, LocalProgram, LocalWeight, PerRank
 from tpcompile.graph.program import Program
 from tpcompile.torch import collectives as _collectives  # noqa: F401 - registers the operators
+from tpcompile.torch import cross_entropy as _cross_entropy  # noqa: F401 - likewise
 from tpcompile.torch.call import Call
 from tpcompile.torch.capture import Captured
 from tpcompile.torch.made import MADE, Content
@@ -202,6 +203,11 @@ class RankWriter:
         op = attributes["collective_operation"]
         group = attributes["groups"] or range(self.local.ranks)
         label = ",".join(map(str, group))
+        if op == "cross_entropy":
+            names = ("start", "classes", "reduction", "ignore_index", "label_smoothing")
+            x, target = map(self.tensor, operands)
+            both = self.call(own.cross_entropy.default, x, target, label, *(attributes[name] for name in names))
+            return self.call(operator.getitem, both, 0)
         more: list[Any] = [attributes["root"]] if op == "broadcast" else []
         if op == "all_reduce" and attributes["reduce_op"] != "sum":
             more = [attributes["reduce_op"]]

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from tpcompile.passes.versions import Versions
 
 FLOATS = ("float", "bfloat")
-STOPS = frozenset(("detach", "drawn", "argmax", "ArgMax"))
+STOPS = frozenset(("detach", "noise", "argmax", "ArgMax"))
 """Operators through which no gradient passes."""
 
 

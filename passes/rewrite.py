@@ -29,6 +29,8 @@ from tpcompile.passes.versions import Versions
 DRAWN = frozenset(
     ("Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike")
 )
+MEASURES = ("Shape", "Size", "sym_size")
+"""Operators that read nothing of a value but its sizes; PyTorch's last one gives that of one axis."""
 
 
 @dataclass
@@ -131,19 +133,14 @@ class Rewriter:
                 return
         source = node.inputs[0] if node.inputs else None
         output = node.outputs[0]
-        if (
-            node.op in ("Shape", "Size")
-            and source is not None
-            and output is not None
-            and self.versions.native.get(source)
-        ):
+        if node.op in MEASURES and source is not None and output is not None and self.versions.native.get(source):
             self._shape_of(node, source, output)
             return
         inputs = []
         for index, value in enumerate(node.inputs):
             if value is None:
                 inputs.append("")
-            elif node.op in ("Shape", "Size"):
+            elif node.op in MEASURES:
                 inputs.append(
                     self.versions.native_name(value) if value.weight is None else self._operand(node, index, NONE)
                 )
@@ -160,6 +157,8 @@ class Rewriter:
         axes = self.analysis.axes[source] or []
         start, end = node.attribute("start", 0), node.attribute("end")
         kept = axes[start:end] if node.op == "Shape" else axes
+        if node.op == "sym_size":
+            kept = [axes[node.attribute("dim")]]
         ratios = [[held.ratio(dim, rank) for dim in kept] for rank in range(self.cut.mesh.tp)]
         if node.op == "Size":
             ratios = [[(int(np.prod([a for a, _ in each])), int(np.prod([b for _, b in each])))] for each in ratios]
@@ -169,7 +168,7 @@ class Rewriter:
             return
         local = self.emitter.name(f"{name}.local")
         self._append(node, [self.versions.native_name(source)], [local])
-        scalar = node.op == "Size"
+        scalar = node.op != "Shape"
         up = self.emitter.per_rank(f"{name}.global", [[b for _, b in each] for each in ratios], scalar)
         down = self.emitter.per_rank(f"{name}.held", [[a for a, _ in each] for each in ratios], scalar)
         self.emitter.node(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,6 +71,25 @@ def positioned(target: Callable[..., Any], arguments: Mapping[str, Any]) -> tupl
 
 def _same(value: Any, default: Any) -> bool:
     return not isinstance(value, torch.fx.Node) and type(value) is type(default) and value == default
+
+
+def append(graph: torch.fx.Graph, fakes: Any, target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """Append a call with what it makes as its meta value. The sizes of the graph's symbols stay open."""
+    node = graph.call_function(target, tuple(args), dict(kwargs))
+    values = torch.fx.node.map_arg((tuple(args), dict(kwargs)), lambda operand: operand.meta["val"])
+    symbols = fakes.shape_env
+    with fakes, symbols.suppress_guards() if symbols is not None else nullcontext():
+        node.meta["val"] = target(*values[0], **values[1])
+    return node
+
+
+def fake_mode_of(graph: torch.fx.Graph) -> Any:
+    """The mode that the values of a graph's nodes live in."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, torch._subclasses.FakeTensor):
+            return value.fake_mode
+    return torch._subclasses.FakeTensorMode()
 
 
 def target_name(target: Any) -> str:

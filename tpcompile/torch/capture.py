@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import torch
 
 from tpcompile.errors import refuse
 from tpcompile.torch.from_aten import symbols_of
+from tpcompile.torch.prepare import prepared
 from tpcompile.weights.source import MemoryBytes, Source
 
 
@@ -61,7 +61,7 @@ def capture(model: Any, example_inputs: Any = None, dynamic: Any = None) -> Capt
         if tensor.numel() and first.setdefault(place, key) != key:
             tied[key] = first[place]
     sources: dict[str, Source] = {key: MemoryBytes(_bytes_of(tensor)) for key, tensor in tensors.items()}
-    return Captured(name, functional(program), sources, tied, _names(program, dynamic, model))
+    return Captured(name, prepared(program), sources, tied, _names(program, dynamic, model))
 
 
 def _exported(model: torch.nn.Module, name: str, example_inputs: Any, dynamic: Any) -> torch.export.ExportedProgram:
@@ -120,83 +120,3 @@ def _is_shape(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, int) for key in value)
     return isinstance(value, tuple | list) and not any(isinstance(each, dict | tuple | list) for each in value)
-
-
-# -- mutation --------------------------------------------------------
-
-
-def functional(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """The program without checks of metadata and without operators that write into their operands.
-
-    x.add_(y) becomes x = x + y where nothing else sees x; else torch's own functionalization is asked, which tells
-    what buffers and inputs are written to.
-    """
-    writing = [node for node in program.graph.nodes if _writes(node)]
-    if any(not _alone(node) for node in writing):
-        program = program.run_decompositions({})
-    program = copy.copy(program)
-    program._graph_module = copy.copy(program.graph_module)
-    graph = torch.fx.Graph()
-    table: dict[torch.fx.Node, torch.fx.Node] = {}
-    output = graph.graph_copy(program.graph, table)
-    last = next(node for node in reversed(program.graph.nodes) if node.op == "output")
-    made = graph.output(output)
-    made.meta = dict(last.meta)
-    for node in list(graph.nodes):
-        if _writes(node):
-            written = node.args[0]
-            node.target = _without_writing(node)
-            later = set()
-            for user in written.users:
-                if user is not node and _after(user, node):
-                    later.add(user)
-            for user in later:
-                user.replace_input_with(written, node)
-        elif node.op == "call_function" and not node.users and node.target in CHECKS:
-            graph.erase_node(node)
-    program._graph_module = torch.fx.GraphModule(torch.nn.Module(), graph)
-    program._graph_module.meta = dict(program.graph_module.meta)
-    return program
-
-
-CHECKS = frozenset(
-    (
-        torch.ops.aten._assert_tensor_metadata.default,
-        torch.ops.aten._assert_scalar.default,
-        torch.ops.aten.sym_constrain_range_for_size.default,
-        torch.ops.aten.sym_constrain_range.default,
-    )
-)
-"""They hold a graph to the sizes it was exported with; a rank's are others."""
-
-
-def _writes(node: torch.fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _without_writing(node: torch.fx.Node) -> Any:
-    """add_.Tensor → add.Tensor; None where there is none."""
-    target: Any = node.target
-    name = target._schema.name.partition("::")[2]
-    packet = getattr(torch.ops.aten, name.removesuffix("_"), None) if name.endswith("_") else None
-    return getattr(packet, target._overloadname, None) if packet is not None else None
-
-
-def _alone(node: torch.fx.Node) -> bool:
-    """Whether what an operator writes to is seen under no other name: made by a node, and no view either way."""
-    written = node.args[0] if node.args else None
-    if not isinstance(written, torch.fx.Node) or written.op == "placeholder" or _without_writing(node) is None:
-        return False
-    return not _aliases(written) and not any(_aliases(user) and user is not node for user in written.users)
-
-
-def _aliases(node: torch.fx.Node) -> bool:
-    """Whether a node's result may be its operand's memory."""
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return node.op == "call_function"
-    found = any(result.alias_info is not None for result in node.target._schema.returns)
-    return found or node.target._schema.name in ("aten::to", "aten::reshape", "aten::contiguous")
-
-
-def _after(node: torch.fx.Node, other: torch.fx.Node) -> bool:
-    return bool(other < node)

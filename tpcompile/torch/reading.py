@@ -35,7 +35,7 @@ class Reading:
     names: Mapping[str, str] | None = None
 
 
-READINGS: dict[str, Reading] = {}
+READINGS: dict[str, Reading] = {"tpcompile.noise.default": Reading("noise", sizes="size")}
 
 
 def reads(
@@ -147,7 +147,7 @@ reads("gather", "GatherElements", _axis(), order=("self", "index"))
 reads("scatter.src", "ScatterElements", _axis(), order=("self", "index", "src"))
 
 # Normalised, sorted, reduced.
-reads("softmax.int _softmax", "Softmax", _axis())
+reads("softmax.int _softmax _safe_softmax", "Softmax", _axis())
 reads("log_softmax.int _log_softmax", "LogSoftmax", _axis())
 reads("layer_norm native_layer_norm", "LayerNormalization", _normalizes, order=("input", "weight", "bias"))
 reads("rms_norm", "RMSNormalization", _normalizes, order=("input", "weight"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import operator
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +18,7 @@ from tpcompile.graph.local import COLLECTIVE, LocalNode, LocalProgram, LocalWeig
 from tpcompile.graph.program import Program
 from tpcompile.torch import collectives as _collectives  # noqa: F401 - registers the operators
 from tpcompile.torch import cross_entropy as _cross_entropy  # noqa: F401 - likewise
-from tpcompile.torch.call import Call
+from tpcompile.torch.call import Call, append, fake_mode_of
 from tpcompile.torch.capture import Captured
 from tpcompile.torch.made import MADE, Content
 from tpcompile.weights.ranges import Part, is_whole, local_shape, take
@@ -57,7 +56,7 @@ class RankWriter:
         """The rank's program; its state dict holds tensors of the rank's own, not yet read (meta tensors)."""
         source = self.captured.program
         self.graph = torch.fx.Graph()
-        self.fakes = source.graph_module.meta.get("fake_mode") or _fake_mode(source.graph)
+        self.fakes = fake_mode_of(source.graph)
         self.contents = {constant.name: constant for constant in self.local.constants}
         self.specs: list[InputSpec] = []
         self.state: dict[str, Any] = {}
@@ -219,12 +218,7 @@ class RankWriter:
         """Append a call, with what it makes as its meta value; calls on plain numbers are made at once."""
         if not any(isinstance(each, torch.fx.Node) for each in _flat((args, kwargs))) and _is_arithmetic(target):
             return target(*args, **kwargs)
-        node = self.graph.call_function(target, args, kwargs)
-        values = torch.fx.node.map_arg((args, kwargs), lambda n: n.meta["val"])
-        environment = self.fakes.shape_env
-        with self.fakes, environment.suppress_guards() if environment is not None else nullcontext():
-            node.meta["val"] = target(*values[0], **values[1])
-        return node
+        return append(self.graph, self.fakes, target, args, kwargs)
 
     def tensor(self, entry: Any) -> Any:
         """An entry as a tensor: a constant becomes one that the program holds."""
@@ -293,14 +287,6 @@ def _is_sequence(made: Any) -> bool:
 
 def _is_arithmetic(target: Any) -> bool:
     return not isinstance(target, torch._ops.OpOverload)
-
-
-def _fake_mode(graph: torch.fx.Graph) -> Any:
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, torch._subclasses.FakeTensor):
-            return value.fake_mode
-    return torch._subclasses.FakeTensorMode()
 
 
 def local_tensor(weight: LocalWeight, rank: int) -> torch.Tensor:

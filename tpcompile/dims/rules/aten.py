@@ -246,9 +246,8 @@ def extreme(op: Relation) -> None:
             op.pair(dim, out)
 
 
-@rule("drawn", domain=ATEN)
-def drawn(op: Relation) -> None:
+@rule("noise", domain=ATEN)
+def noise(op: Relation) -> None:
     """Random numbers: every rank draws all of them, alike, and takes its part."""
-    op.same(0)
     for dim in op.output():
         op.whole(dim, "ranks draw the same random numbers")

@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from tpcompile.errors import refuse
+from tpcompile.torch.archive import read_archive, require_all
 from tpcompile.torch.from_aten import symbols_of
 from tpcompile.torch.prepare import prepared
-from tpcompile.weights.source import MemoryBytes, Source
+from tpcompile.torch.tensors import source_of
+from tpcompile.weights.source import Source
 
 
 @dataclass(frozen=True)
@@ -29,18 +32,27 @@ class Captured:
     tied: Mapping[str, str]
     names: Mapping[str, str]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all that is stored, what is tied once."""
+        return sum(source.nbytes for name, source in self.sources.items() if name not in self.tied)
+
 
 def capture(model: Any, example_inputs: Any = None, dynamic: Any = None) -> Captured:
     """Take a model in.
 
     Args:
-        model: a `torch.nn.Module` (a GraphModule is one) in the mode it is to run in, or an ExportedProgram.
+        model: a `torch.nn.Module` (a GraphModule is one) in the mode it is to run in, an ExportedProgram, or the path
+            of a `.pt2`.
         example_inputs: for a Module: a tuple (by position), a mapping (by name), or one tensor.
         dynamic: for a Module: torch's `dynamic_shapes`, as in `{"input_ids": {0: "batch", 1: "seq"}}`.
 
     Raises:
-        Refused: TP701 a module without example inputs, TP720 torch.export fails, TP721 sizes that depend on data.
+        Refused: TP230 another kind of object; TP701 a module without example inputs; TP720 torch.export fails; TP721
+            sizes that depend on data; what `read_archive` refuses.
     """
+    if isinstance(model, str | Path):
+        return _from_archive(Path(model))
     name = type(model).__name__
     if isinstance(model, torch.export.ExportedProgram):
         program = model
@@ -60,8 +72,21 @@ def capture(model: Any, example_inputs: Any = None, dynamic: Any = None) -> Capt
         place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
         if tensor.numel() and first.setdefault(place, key) != key:
             tied[key] = first[place]
-    sources: dict[str, Source] = {key: MemoryBytes(_bytes_of(tensor)) for key, tensor in tensors.items()}
+    sources: dict[str, Source] = {key: source_of(tensor) for key, tensor in tensors.items()}
     return Captured(name, prepared(program), sources, tied, _names(program, dynamic, model))
+
+
+def _from_archive(path: Path) -> Captured:
+    """Weights stay in their files."""
+    program, stored = read_archive(path)
+    require_all(program, stored, path)
+    tied: dict[str, str] = {}
+    first: dict[tuple[Source, str, tuple[int, ...]], str] = {}
+    for name, found in stored.items():
+        if first.setdefault((found.source, found.dtype, found.shape), name) != name:
+            tied[name] = first[found.source, found.dtype, found.shape]
+    sources = {name: found.source for name, found in stored.items()}
+    return Captured(path.name, prepared(program), sources, tied, {})
 
 
 def _exported(model: torch.nn.Module, name: str, example_inputs: Any, dynamic: Any) -> torch.export.ExportedProgram:
@@ -85,13 +110,6 @@ def _exported(model: torch.nn.Module, name: str, example_inputs: Any, dynamic: A
             raise refuse("TP721", name, fact, remedy) from error
         fact = f"torch.export.export fails: {kind}: {said}".rstrip(": .")
         raise refuse("TP720", name, fact, "Make torch.export.export(model, ...) work first") from error
-
-
-def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    """The tensor's bytes, seen in place where it lies in one piece in memory."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    found: memoryview = flat.view(torch.uint8).numpy().data
-    return found
 
 
 def _names(program: torch.export.ExportedProgram, dynamic: Any, model: Any) -> dict[str, str]:

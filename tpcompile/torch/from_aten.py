@@ -17,6 +17,7 @@ from tpcompile.graph.samples import SAMPLES
 from tpcompile.torch.call import Call, Slot, bound, target_name
 from tpcompile.torch.reading import READINGS, WRITTEN, Reading
 from tpcompile.torch.sizes import SymbolSizes
+from tpcompile.torch.tensors import name_of
 from tpcompile.weights.source import Source
 
 DOMAIN = "aten"
@@ -26,11 +27,6 @@ KINDS = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 SAME_UNLESS_RETYPED = {"aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten._to_copy.default"}
 WITH_NUMBER = {"Add": "add_number", "Sub": "sub_number", "Mul": "scale", "Div": "scale"}
 """What an operator of two tensors is with one tensor and a number: a number would be added once by each rank."""
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """The standard name of a torch type: "float32"."""
-    return str(dtype).removeprefix("torch.")
 
 
 class Reader:
@@ -104,7 +100,7 @@ class Reader:
         self.values[made.name] = made
         if isinstance(meta, torch.Tensor):
             self.tensors[made.name] = meta
-            made.dtype = dtype_name(meta.dtype)
+            made.dtype = name_of(meta.dtype)
             made.shape = tuple(self.sizes.spelled(size) for size in meta.shape)
             made.sizes = tuple(self.sizes.of(size) for size in meta.shape)
         return made
@@ -143,7 +139,7 @@ class Reader:
         made = node.meta.get("val")
         if not isinstance(source, Value) or not isinstance(made, torch.Tensor) or source.sizes is None:
             return None
-        alike = source.dtype == dtype_name(made.dtype) and source.sizes == tuple(map(self.sizes.of, made.shape))
+        alike = source.dtype == name_of(made.dtype) and source.sizes == tuple(map(self.sizes.of, made.shape))
         if name == "aten.dropout.default" and not (arguments["train"] and arguments["p"]):
             return source
         if name in SAME_UNLESS_RETYPED or name in ("aten.contiguous.default", "aten.alias.default"):

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tpcompile import __version__
+from tpcompile.bundle.manifest import (
+    TORCH,
+    CollectiveEntry,
+    IOEntry,
+    Manifest,
+    Mesh,
+    Placement,
+    SourceFile,
+    StatePair,
+)
+from tpcompile.graph.program import Value
 from tpcompile.passes.check_local import CheckLocal
 from tpcompile.passes.check_plan import CheckPlan
 from tpcompile.passes.choose_plan import ChoosePlan
@@ -19,12 +31,16 @@ from tpcompile.passes.remove_unused import RemoveUnused
 from tpcompile.pipeline import run
 from tpcompile.plan.make_request import make_request
 from tpcompile.plan.plan import Plan
+from tpcompile.plan.planfile import plan_toml
 from tpcompile.plan.request import Request
 from tpcompile.plan.topology import DEFAULT
+from tpcompile.plan_summary import summarize
+from tpcompile.torch.bundle import RankPrograms, save
 from tpcompile.torch.capture import Captured, capture
 from tpcompile.torch.from_aten import Reader
 from tpcompile.torch.sizes import SymbolSizes
-from tpcompile.torch.to_aten import RankWriter, local_tensor
+from tpcompile.torch.tensors import fill
+from tpcompile.torch.to_aten import RankWriter, local_tensor, stored_name
 
 PASSES: tuple[Pass, ...] = (
     NameDims(),  # sizes came with the graph: what may be cut follows from what the dims are
@@ -64,20 +80,58 @@ class Parallelized:
         return RankWriter(captured, self.work.program, self.work.local, rank, axes).write()
 
     def rank_program(self, rank: int) -> torch.export.ExportedProgram:
-        """The program of one rank with its own parts of the weights."""
+        """The program of one rank with its own parts of the weights, in memory of its own.
+
+        `.module()` gives a GraphModule; it runs in the process of that rank, after `groups.use`.
+        """
         program = self.hollow(rank)
-        parameters = program.graph_signature.parameters
-        for weight in self.work.local.weights:
-            for name in names_of(weight.name, weight.weight.name):
-                holder = program.state_dict if name in program.state_dict else program.constants
-                found = local_tensor(weight, rank)
-                holder[name] = torch.nn.Parameter(found) if name in parameters else found
+        fill(program, {stored_name(weight): local_tensor(weight, rank) for weight in self.work.local.weights})
         return program
 
+    def save(
+        self, folder: str | Path, *, force: bool = False, progress: Callable[[int, int], None] | None = None
+    ) -> None:
+        """Write the bundle: per rank a `.pt2` and a safetensors file. Weights are streamed from where they lie.
 
-def names_of(local: str, source: str) -> tuple[str, ...]:
-    """Under which name a rank's program holds a stored tensor."""
-    return (local if local == source else "tpcompile_" + local.replace(".", "_"),)
+        Raises:
+            Refused: TP401 to TP406 weights that cannot be read or written, TP411 to TP415 the place.
+        """
+        captured: Captured = self.work.source
+        ranks = [self.hollow(rank) for rank in range(self.tp)]
+        weights = [replace(weight, name=stored_name(weight)) for weight in self.work.local.weights]
+        plan = plan_toml(self.plan, summarize(self.work))
+        save(RankPrograms(ranks, weights, self.manifest(), plan, captured.tied), folder, force, progress)
+
+    def manifest(self) -> Manifest:
+        """What bundle.json says, but for its files."""
+        work = self.work
+
+        def entry(value: Value) -> IOEntry:
+            place = work.local.doors.get(value.name)
+            shape = tuple("" if size is None else size for size in value.shape or ())
+            return IOEntry(value.dtype or "float32", shape, None if place is None else Placement(place.axis, place.ranges))
+
+        return Manifest(
+            tpcompile=__version__,
+            source=SourceFile(work.source.file, work.source.nbytes),
+            mesh=Mesh(work.request.tp),
+            ranks=(),
+            inputs={value.name: entry(value) for value in work.program.inputs},
+            outputs={value.name: entry(value) for value in work.program.outputs},
+            plan="",
+            state=tuple(StatePair(pair.input.name, pair.output.name, pair.axis, pair.kind) for pair in work.state),
+            roles=work.roles,
+            collectives=tuple(
+                CollectiveEntry(index, SENT_AS.get(call.op, call.op), call.value.name, call.dtype, call.groups,
+                                call.nbytes, call.because)
+                for index, call in enumerate(call for call in work.local.collectives if call.op != "copy")
+            ),
+            dialect=TORCH,
+        )  # fmt: skip
+
+
+SENT_AS = {"cross_entropy": "all_reduce"}
+"""What bundle.json calls operators that send something of their own kind."""
 
 
 def parallelize(
@@ -102,7 +156,22 @@ def parallelize(
     memory_per_rank: int | None = None,
     strict: bool = False,
 ) -> Parallelized:
-    """Cut a PyTorch model for `tp` ranks."""
+    """Cut a PyTorch model for `tp` ranks.
+
+    Args:
+        model: a `torch.nn.Module` or GraphModule (with `example_inputs`) in the mode it is to run in, a
+            `torch.export.ExportedProgram`, or the path of a `.pt2`.
+        example_inputs: for a Module: a tuple (by position), a mapping (by name), or one tensor.
+        tp: degree of tensor parallelism: the number of ranks.
+        dynamic: for a Module: torch's `dynamic_shapes`, as in `{"input_ids": {0: "batch", 1: "seq"}}`.
+        training: whether gradients are to be right (by default for a Module in training mode): what ranks have whole
+            and use for their parts is copied by an operator that sums its gradient over the ranks.
+        recipe, plan, pins, forbids, objective, outputs, sizes, tp_plan, state, roles, reduce_dtype, topology,
+        memory_per_rank, strict: as `tpcompile.compile` takes them.
+
+    Raises:
+        Refused: the model or a wish cannot be served.
+    """
     request = make_request(
         tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe, tp_plan,
         forbids, reduce_dtype, annotations="ignore", training=_trains(model) if training is None else training,

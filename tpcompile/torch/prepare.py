@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -84,7 +84,7 @@ class _Maker:
         with self.graph.inserting_before(self.node):
             made = append(self.graph, self.fakes, target, args, kwargs)
         made.meta.update({key: value for key, value in self.node.meta.items() if key == "nn_module_stack"})
-        return made
+        return cast(torch.fx.Node, made)
 
     def noise(self, x: torch.fx.Node, p: float) -> torch.fx.Node:
         """0 for what is dropped, 1 / (1 − p) for what is kept, in the shape of x."""
@@ -92,8 +92,7 @@ class _Maker:
         sizes = [
             size if isinstance(size, int) else self(aten.sym_size.int, x, axis) for axis, size in enumerate(value.shape)
         ]
-        found: torch.fx.Node = self(torch.ops.tpcompile.noise.default, sizes, p, value.dtype, value.device)
-        return found
+        return self(torch.ops.tpcompile.noise.default, sizes, p, value.dtype, value.device)
 
 
 def _attention(make: _Maker, given: dict[str, Any]) -> torch.fx.Node:
@@ -122,8 +121,7 @@ def _attention(make: _Maker, given: dict[str, Any]) -> torch.fx.Node:
         scores = make(aten.add.Tensor, scores, mask)
     shares = make(aten._safe_softmax.default, scores, -1)
     shares = make(aten.mul.Tensor, shares, make.noise(shares, given["dropout_p"]))
-    found: torch.fx.Node = make(aten.matmul.default, shares, v)
-    return found
+    return make(aten.matmul.default, shares, v)
 
 
 # -- writing ---------------------------------------------------------

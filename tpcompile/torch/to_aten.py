@@ -90,9 +90,7 @@ class RankWriter:
         for weight in taken.values():
             spec = kinds[weight.weight.name]
             fake = self._local_fake(weight, spec)
-            own_name = weight.name == weight.weight.name
-            target = weight.name if own_name else "tpcompile_" + weight.name.replace(".", "_")
-            self._placeholder(weight.name, target, spec.kind, spec.persistent, fake)
+            self._placeholder(weight.name, stored_name(weight), spec.kind, spec.persistent, fake)
 
     def _local_fake(self, weight: LocalWeight, spec: InputSpec) -> torch.Tensor:
         part = weight.parts[self.rank]
@@ -287,6 +285,11 @@ def _is_sequence(made: Any) -> bool:
 
 def _is_arithmetic(target: Any) -> bool:
     return not isinstance(target, torch._ops.OpOverload)
+
+
+def stored_name(weight: LocalWeight) -> str:
+    """Under which name a rank's program holds a tensor: the source's, but for a second version of one."""
+    return weight.name if weight.name == weight.weight.name else "tpcompile_" + weight.name.replace(".", "_")
 
 
 def local_tensor(weight: LocalWeight, rank: int) -> torch.Tensor:

@@ -109,7 +109,8 @@ class Parallelized:
         def entry(value: Value) -> IOEntry:
             place = work.local.doors.get(value.name)
             shape = tuple("" if size is None else size for size in value.shape or ())
-            return IOEntry(value.dtype or "float32", shape, None if place is None else Placement(place.axis, place.ranges))
+            lies = None if place is None else Placement(place.axis, place.ranges)
+            return IOEntry(value.dtype or "float32", shape, lies)
 
         return Manifest(
             tpcompile=__version__,

@@ -30,6 +30,8 @@ COLLECTIVES = {
     "broadcast": own.broadcast.default,
     "copy": own.copy.default,
 }
+LIKE_THEIR_OPERAND = frozenset((*(COLLECTIVES[op] for op in ("all_reduce", "broadcast", "copy")), own.once.default))
+"""Operators that give a tensor of their operand's shape and type."""
 Entry = torch.fx.Node | Content | int | float | bool | list[Any]
 
 
@@ -51,6 +53,8 @@ class RankWriter:
     rank: int
     axes: Mapping[str, Sequence[Dim]]
     found: dict[str, Any] = field(default_factory=dict)
+    alike: dict[Any, torch.Tensor] = field(default_factory=dict)
+    """What stands for values of one shape and type: layers have the same ones, and torch takes long to make them."""
 
     def write(self) -> torch.export.ExportedProgram:
         """The rank's program; its state dict holds tensors of the rank's own, not yet read (meta tensors)."""
@@ -193,8 +197,11 @@ class RankWriter:
         for size, dim in zip(source.shape, self.axes[value.name], strict=True):
             local, whole = cut.ratio(dim, self.rank)
             shape.append(size if local == whole else size * local // whole)
-        with self.fakes:
-            return torch.empty(shape, dtype=source.dtype, device=source.device)
+        key = (tuple(map(_spelled, shape)), source.dtype, source.device)
+        if key not in self.alike:
+            with self.fakes:
+                self.alike[key] = torch.empty(shape, dtype=source.dtype, device=source.device)
+        return self.alike[key]
 
     def _collective(self, node: LocalNode, attributes: Mapping[str, Any], operands: list[Any]) -> Any:
         op = attributes["collective_operation"]
@@ -216,6 +223,10 @@ class RankWriter:
         """Append a call, with what it makes as its meta value; calls on plain numbers are made at once."""
         if not any(isinstance(each, torch.fx.Node) for each in _flat((args, kwargs))) and _is_arithmetic(target):
             return target(*args, **kwargs)
+        if target in LIKE_THEIR_OPERAND:
+            node = self.graph.call_function(target, args, kwargs)
+            node.meta["val"] = args[0].meta["val"]
+            return node
         return append(self.graph, self.fakes, target, args, kwargs)
 
     def tensor(self, entry: Any) -> Any:
@@ -277,6 +288,10 @@ def _flat(value: Any) -> list[Any]:
     if isinstance(value, list | tuple):
         return [each for part in value for each in _flat(part)]
     return [value]
+
+
+def _spelled(size: int | torch.SymInt) -> Any:
+    return size if isinstance(size, int) else size.node.expr
 
 
 def _is_sequence(made: Any) -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
+import operator
 from typing import Any, cast
 
 import torch
@@ -157,9 +158,11 @@ def _alone(node: torch.fx.Node) -> bool:
     return not _aliases(written) and not any(_aliases(user) and user is not node for user in written.users)
 
 
-def _aliases(node: torch.fx.Node) -> bool:
-    """Whether a node's result may be its operand's memory."""
+def _aliases(node: Any) -> bool:
+    """Whether a node's result may be its operand's memory; one of several results is as all of them are."""
+    if node.target is operator.getitem:
+        return _aliases(node.args[0])
     if not isinstance(node.target, torch._ops.OpOverload):
-        return node.op == "call_function"
+        return bool(node.op == "call_function")
     found = any(result.alias_info is not None for result in node.target._schema.returns)
     return found or node.target._schema.name in ("aten::to", "aten::reshape", "aten::contiguous")

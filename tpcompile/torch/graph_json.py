@@ -22,6 +22,7 @@ from torch._export.serde.union import _Union
 
 from tpcompile.errors import Fault, Refused, raise_all, refuse
 from tpcompile.torch.expressions import is_expression
+from tpcompile.torch.guards import is_guard
 from tpcompile.torch.trees import check_tree
 
 AGAIN = "Save it again with torch.export.save of this torch, or copy the file again"
@@ -116,7 +117,8 @@ def check_program(program: schema.ExportedProgram, where: str, namespaces: Itera
     if not set(program.verifiers) <= {"", "ATEN", "TRAINING"}:
         fact = f"its graph is of the dialect {', '.join(program.verifiers)}"
         raise refuse("TP733", where, fact, "Export it with torch.export.export, without a backend's own passes")
-    program.guards_code = []  # Python source that checks example inputs, which are not read either
+    # Python source: torch would run it where it checks inputs; here it only says how sizes depend on each other.
+    program.guards_code = [guard for guard in program.guards_code if is_guard(guard)]
     program.graph_module.metadata = {}
     allowed = (*NAMESPACES, *namespaces)
     faults: dict[str, Fault] = {}

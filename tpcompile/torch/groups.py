@@ -179,19 +179,26 @@ def _group(ranks: list[int]) -> dist.ProcessGroup:
 
 
 def _labels_of_all(tp: int, labels: set[str], device: torch.device | str | None) -> set[str]:
-    """The labels that any process gives. They travel as bytes: nothing that another process sends is unpickled."""
-    if device is None:
-        on_gpu = dist.get_backend() == "nccl"
-        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-    mine = ";".join([str(tp), *sorted(labels)]).encode()
-    size = dist.get_world_size()
-    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
-    dist.all_gather(lengths, torch.tensor([len(mine)], device=device))
-    longest = max(int(length) for length in lengths)
-    texts = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in range(size)]
-    dist.all_gather(texts, torch.tensor(list(mine.ljust(longest, b";")), dtype=torch.uint8, device=device))
-    said = [bytes(text.tolist()).decode().rstrip(";").split(";") for text in texts]
+    """The labels that any process gives."""
+    said = [text.split(";") for text in exchange(";".join([str(tp), *sorted(labels)]), device)]
     if len({first for first, *_ in said}) > 1:
         fact = f"processes want different numbers of ranks: {', '.join(first for first, *_ in said)}"
         raise refuse("TP750", "groups.use", fact, "Call it with the same tp in all processes")
     return {label for _, *some in said for label in some}
+
+
+def exchange(text: str, device: torch.device | str | None = None) -> list[str]:
+    """What each process of the default group says; all call it together. Nothing that another one sends is unpickled.
+
+    `device` is where tensors for the group's backend lie; None: this process's GPU for nccl, else the CPU.
+    """
+    if device is None:
+        on_gpu = dist.get_backend() == "nccl"
+        device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+    mine, size = text.encode(), dist.get_world_size()
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(size)]
+    dist.all_gather(lengths, torch.tensor([len(mine)], device=device))
+    longest = max(int(length) for length in lengths)
+    texts = [torch.zeros(longest, dtype=torch.uint8, device=device) for _ in range(size)]
+    dist.all_gather(texts, torch.tensor(list(mine.ljust(longest, b"\0")), dtype=torch.uint8, device=device))
+    return [bytes(found.tolist())[: int(length)].decode() for found, length in zip(texts, lengths, strict=True)]

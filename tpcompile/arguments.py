@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from tpcompile import __version__
+from tpcompile.errors import refuse
 
 COMMANDS = ("plan", "verify", "engine", "run", "triton", "inspect", "diff", "doctor", "check-annotations", "recipes")
 
@@ -129,11 +130,27 @@ def _degrees(text: str) -> list[int]:
     return [int(part) for part in text.split(",")]
 
 
+def _target(text: str) -> str:
+    if text not in ("onnx", "torch"):
+        raise argparse.ArgumentTypeError(f"'{text}' is neither onnx nor torch")
+    return text
+
+
 def add_model_arguments(parser: argparse.ArgumentParser, several: bool = False) -> None:
     """The arguments that compile and plan share; `several` degrees may be compared."""
     from tpcompile.plan.topology import DEFAULT
 
-    parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file")
+    parser.add_argument("model", type=Path, metavar="MODEL", help="an ONNX file, or a .pt2 of torch.export")
+    parser.add_argument(
+        "--target",
+        default="onnx",
+        type=_target,
+        metavar="onnx|torch",
+        help="what a .pt2 becomes: ONNX files, through torch's exporter (default), or programs of torch",
+    )
+    parser.add_argument(
+        "--training", action="store_true", help="with --target torch: programs whose gradients are right, to train"
+    )
     degree = "degree of tensor parallelism: how many ranks"
     if several:
         parser.add_argument(
@@ -267,3 +284,15 @@ def model_wishes(arguments: argparse.Namespace) -> dict[str, Any]:
         "annotations": arguments.annotations, "annotate": arguments.annotate,
         "memory_per_rank": None if most is None else read_bytes("--memory-per-rank", most),
     }  # fmt: skip
+
+
+def torch_command() -> Any:
+    """What serves `--target torch`; raises Refused TP702 where torch is not installed."""
+    try:
+        from tpcompile.torch import command
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        remedy = "Run `pip install 'tpcompile[torch]'`"
+        raise refuse("TP702", "--target torch", "torch is not installed", remedy) from error
+    return command

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tpcompile import __version__
-from tpcompile.arguments import COMMANDS, command_parser, engine_wishes, model_wishes
+from tpcompile.arguments import COMMANDS, command_parser, engine_wishes, model_wishes, torch_command
 from tpcompile.errors import TpcompileError
 
 INTERRUPTED = 130
@@ -118,20 +118,23 @@ def _run(command: str, arguments: argparse.Namespace) -> int:
         print(json.dumps(bundle_json(bundle), indent=1)) if arguments.json else print_bundle(bundle)
         return 0
     with Progress() as progress:
-        bundle = api.compile(
-            arguments.model,
-            arguments.tp,
-            arguments.out,
-            force=arguments.force,
-            verify=arguments.verify,
-            hash_data=arguments.hash,
-            reduce_dtype=arguments.reduce_dtype,
-            dialect=arguments.dialect,
-            triton=arguments.triton,
-            progress=progress,
-            **model_wishes(arguments),
-            **engine_wishes(arguments),
-        )
+        if arguments.target == "torch":
+            bundle = torch_command().compile_bundle(arguments, model_wishes(arguments), progress)
+        else:
+            bundle = api.compile(
+                arguments.model,
+                arguments.tp,
+                arguments.out,
+                force=arguments.force,
+                verify=arguments.verify,
+                hash_data=arguments.hash,
+                reduce_dtype=arguments.reduce_dtype,
+                dialect=arguments.dialect,
+                triton=arguments.triton,
+                progress=progress,
+                **model_wishes(arguments),
+                **engine_wishes(arguments),
+            )
     if arguments.json:
         print(json.dumps(bundle_json(bundle), indent=1))
     else:

@@ -6,7 +6,7 @@ import argparse
 import json
 
 from tpcompile import api
-from tpcompile.arguments import model_wishes
+from tpcompile.arguments import model_wishes, torch_command
 from tpcompile.errors import refuse
 from tpcompile.one_file import check_places, write_whole
 from tpcompile.pipeline import replanned
@@ -31,7 +31,10 @@ def plan_command(arguments: argparse.Namespace) -> int:
         fact = "it holds one plan, and --tp asks for several"
         raise refuse("TP160", f"--annotate {arguments.annotate}", fact, "Give one --tp")
     with Progress() as progress:
-        work = api.plan(arguments.model, arguments.tp[0], progress=progress, **model_wishes(arguments))
+        if arguments.target == "torch":
+            work = torch_command().plan(arguments, model_wishes(arguments))
+        else:
+            work = api.plan(arguments.model, arguments.tp[0], progress=progress, **model_wishes(arguments))
         works = [work, *(replanned(work, tp) for tp in arguments.tp[1:])]
     asked = [] if arguments.why is None else [why(each, arguments.why) for each in works]  # before anything is written
     if len(works) > 1 and asked:

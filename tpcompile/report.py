@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from rich.markup import escape
 
 from tpcompile.api import Bundle
+from tpcompile.bundle.manifest import TORCH
 from tpcompile.plan.words import SPOKEN, bytes_text
 from tpcompile.plan_report import SHOWN, print_cut, print_notes
 from tpcompile.verify.inspect import engine_lines
@@ -84,7 +85,10 @@ def print_bundle(bundle: Bundle) -> None:
         name, error, limit = max((trial.worst for trial in bundle.report.trials), key=lambda worst: worst[1] / worst[2])
         console.print(f"[green]verified[/]: largest relative error {error:.1e} ({escape(name)}), {limit:.1e} allowed")
     print_notes(console, bundle.warnings)
-    command = f"tpcompile run {shlex.quote(str(bundle.folder))} --inputs x.npz --outputs y.npz"
+    place = shlex.quote(str(bundle.folder))
+    command = f"tpcompile run {place} --inputs x.npz --outputs y.npz"
+    if manifest.dialect == TORCH:
+        command = f"torchrun --nproc-per-node {ranks} -m tpcompile.torch.run {place}"
     console.print(f"run it: {escape(command)}", soft_wrap=True)
 
 

@@ -72,6 +72,10 @@ def open_model(
         fact = f"{' and '.join(useless)} given with {_described(model)}"
         raise refuse("TP230", "", fact, "These say how to export a torch.nn.Module: leave them out here")
     match kind:
+        case "path" if Path(model).suffix == ".pt2":
+            from tpcompile.torch.export import exported_archive
+
+            return _from_ir(exported_archive(Path(model)), Path(model).name, allow_links, require_data)
         case "path":
             return read_model(model, allow_links=allow_links, require_data=require_data)
         case "onnx":

@@ -67,10 +67,11 @@ def _as_sent(x: Tensor) -> Tensor:
 
 
 @torch.library.custom_op("tpcompile::all_reduce", mutates_args=())
-def all_reduce(x: Tensor, group: str, reduce: str = "sum") -> Tensor:
+def all_reduce(x: Tensor, group: str, reduce: str = "sum", trains: bool = True) -> Tensor:
     """The sum or maximum ("sum", "max") of every rank's `x`, on every rank; all have one shape and type.
 
-    The gradient of a sum is handed on as it is. A maximum has none: it serves to keep exponentials small, and there its
+    The gradient of a sum is handed on as it is; in a program that does not train (without `trains`) it is refused, as
+    gradients would lack the sums over ranks. A maximum has none: it serves to keep exponentials small, and there its
     gradient cancels out.
 
     Raises:
@@ -94,10 +95,10 @@ def copy(x: Tensor, group: str) -> Tensor:
 
 
 @torch.library.custom_op("tpcompile::all_gather", mutates_args=())
-def all_gather(x: Tensor, group: str) -> Tensor:
+def all_gather(x: Tensor, group: str, trains: bool = True) -> Tensor:
     """Every rank's `x`, of one shape and type, one after the other along dimension 0 in the order of the group.
 
-    The gradient is this rank's part of that of the result, which every rank has whole.
+    The gradient is this rank's part of that of the result, which every rank has whole; `trains` as in `all_reduce`.
 
     Raises:
         Refused: TP750, TP751 the group is unknown.
@@ -149,7 +150,7 @@ def once(x: Tensor, keep: bool) -> Tensor:
 
 
 @all_reduce.register_fake
-def _(x: Tensor, group: str, reduce: str = "sum") -> Tensor:
+def _(x: Tensor, group: str, reduce: str = "sum", trains: bool = True) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
@@ -159,7 +160,7 @@ def _(x: Tensor, group: str) -> Tensor:
 
 
 @all_gather.register_fake
-def _(x: Tensor, group: str) -> Tensor:
+def _(x: Tensor, group: str, trains: bool = True) -> Tensor:
     return x.new_empty([x.shape[0] * len(groups.members(group)), *x.shape[1:]])
 
 
@@ -183,16 +184,24 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     ctx.arguments = inputs[1:]
 
 
-def _of_all_reduce(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None]:
-    return (gradient if ctx.arguments[1] == "sum" else None), None, None
+def _check_trains(trains: bool) -> None:
+    if not trains:
+        fact = "a gradient comes to a program that was made to run only"
+        raise refuse("TP756", "backward", fact, "Make it with training=True (on the command line: --training)")
+
+
+def _of_all_reduce(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:
+    _check_trains(ctx.arguments[2])
+    return (gradient if ctx.arguments[1] == "sum" else None), None, None, None
 
 
 def _of_copy(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     return all_reduce(gradient, ctx.arguments[0]), None
 
 
-def _of_all_gather(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-    return own_part(gradient, ctx.arguments[0]), None
+def _of_all_gather(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+    _check_trains(ctx.arguments[1])
+    return own_part(gradient, ctx.arguments[0]), None, None
 
 
 def _of_own_part(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

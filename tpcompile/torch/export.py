@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tpcompile.errors import refuse
@@ -57,3 +58,23 @@ def exported_model(
         remedy = "Make torch.onnx.export(model, ..., dynamo=True) work first, or give an .onnx file"
         raise refuse("TP703", name, fact, remedy) from error
     return program.model
+
+
+def exported_archive(path: Path) -> Any:
+    """The `onnx_ir.Model` of a `.pt2`, its weights mapped from their files.
+
+    Raises:
+        Refused: TP702 torch is not installed; TP703 its exporter fails; what `read_archive` refuses.
+    """
+    try:
+        from tpcompile.torch.archive import read_archive, require_all
+        from tpcompile.torch.tensors import fill, mapped
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        remedy = "Run `pip install 'tpcompile[torch]'`"
+        raise refuse("TP702", path.name, "it is a program of torch, which is not installed", remedy) from error
+    program, stored = read_archive(path)
+    require_all(program, stored, path)
+    fill(program, mapped(stored))
+    return exported_model(program)

@@ -83,7 +83,7 @@ class Reader:
                 self.found[node] = self.values[name]
                 return
             self.found[node] = made = self._value(name, value)
-            trained = spec.kind == InputKind.PARAMETER and value.is_floating_point()
+            trained = spec.kind == InputKind.PARAMETER and value.requires_grad
             made.weight = Weight(name, made.dtype or "", tuple(value.shape), self.sources[name], trained)
         elif spec.kind != InputKind.USER_INPUT:
             kind = spec.kind.name.lower().replace("_", " ")

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from tpcompile import __version__
+from tpcompile import __version__, pipeline
 from tpcompile.bundle.manifest import (
     TORCH,
     CollectiveEntry,
@@ -21,14 +21,8 @@ from tpcompile.bundle.manifest import (
     StatePair,
 )
 from tpcompile.graph.program import Value
-from tpcompile.passes.check_local import CheckLocal
-from tpcompile.passes.check_plan import CheckPlan
-from tpcompile.passes.choose_plan import ChoosePlan
 from tpcompile.passes.compilation import Compilation, Pass
-from tpcompile.passes.cut_graph import CutGraph
 from tpcompile.passes.name_dims import NameDims
-from tpcompile.passes.remove_unused import RemoveUnused
-from tpcompile.pipeline import run
 from tpcompile.plan.make_request import make_request
 from tpcompile.plan.plan import Plan
 from tpcompile.plan.planfile import plan_toml
@@ -42,13 +36,9 @@ from tpcompile.torch.sizes import SymbolSizes
 from tpcompile.torch.tensors import fill
 from tpcompile.torch.to_aten import RankWriter, local_tensor, stored_name
 
-PASSES: tuple[Pass, ...] = (
+PLANNING: tuple[Pass, ...] = (
     NameDims(),  # sizes came with the graph: what may be cut follows from what the dims are
-    ChoosePlan(),  # decide everything before anything is changed
-    CheckPlan(),  # a plan may be the user's own
-    CutGraph(),  # the whole plan at once
-    RemoveUnused(),
-    CheckLocal(),
+    *pipeline.CHOICE,
 )
 
 
@@ -77,7 +67,7 @@ class Parallelized:
         """The program of one rank without its weights: they are FakeTensors."""
         captured: Captured = self.work.source
         axes = {value.name: dims for value, dims in self.work.analysis.axes.items() if dims is not None}
-        return RankWriter(captured, self.work.program, self.work.local, rank, axes).write()
+        return RankWriter(captured, self.work.program, self.work.local, rank, axes, self.work.request.training).write()
 
     def rank_program(self, rank: int) -> torch.export.ExportedProgram:
         """The program of one rank with its own parts of the weights, in memory of its own.
@@ -85,7 +75,8 @@ class Parallelized:
         `.module()` gives a GraphModule; it runs in the process of that rank, after `groups.use`.
         """
         program = self.hollow(rank)
-        fill(program, {stored_name(weight): local_tensor(weight, rank) for weight in self.work.local.weights})
+        mine = {stored_name(weight): local_tensor(weight, rank) for weight in self.work.local.weights}
+        fill(program, program.constants | mine)
         return program
 
     def save(
@@ -135,7 +126,7 @@ SENT_AS = {"cross_entropy": "all_reduce"}
 """What bundle.json calls operators that send something of their own kind."""
 
 
-def parallelize(
+def planned(
     model: Any,
     example_inputs: Any = None,
     *,
@@ -156,7 +147,16 @@ def parallelize(
     topology: str = DEFAULT,
     memory_per_rank: int | None = None,
     strict: bool = False,
-) -> Parallelized:
+) -> Compilation:
+    """What `parallelize` would do with a model: the arguments are the same."""
+    request = make_request(
+        tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe, tp_plan,
+        forbids, reduce_dtype, annotations="ignore", training=_trains(model) if training is None else training,
+    )  # fmt: skip
+    return pipeline.run(start(capture(model, example_inputs, dynamic), request), PLANNING)
+
+
+def parallelize(model: Any, example_inputs: Any = None, *, tp: int, **wishes: Any) -> Parallelized:
     """Cut a PyTorch model for `tp` ranks.
 
     Args:
@@ -173,12 +173,7 @@ def parallelize(
     Raises:
         Refused: the model or a wish cannot be served.
     """
-    request = make_request(
-        tp, objective, pins, outputs, sizes, plan, state, roles, strict, topology, memory_per_rank, recipe, tp_plan,
-        forbids, reduce_dtype, annotations="ignore", training=_trains(model) if training is None else training,
-    )  # fmt: skip
-    work = start(capture(model, example_inputs, dynamic), request)
-    return Parallelized(run(work, PASSES))
+    return Parallelized(pipeline.run(planned(model, example_inputs, tp=tp, **wishes), pipeline.REWRITING))
 
 
 def _trains(model: Any) -> bool:

@@ -45,6 +45,7 @@ class RankWriter:
         local: the program of all ranks.
         rank: which one.
         axes: the dims of each value by its name.
+        trains: whether gradients are right; else they are refused.
     """
 
     captured: Captured
@@ -52,6 +53,7 @@ class RankWriter:
     local: LocalProgram
     rank: int
     axes: Mapping[str, Sequence[Dim]]
+    trains: bool
     found: dict[str, Any] = field(default_factory=dict)
     alike: dict[Any, torch.Tensor] = field(default_factory=dict)
     """What stands for values of one shape and type: layers have the same ones, and torch takes long to make them."""
@@ -103,7 +105,7 @@ class RankWriter:
         with self.fakes:
             made = torch.empty(shape, dtype=dtype)
         if spec.kind == InputKind.PARAMETER:
-            made = torch.nn.Parameter(made, requires_grad=made.is_floating_point())
+            made = torch.nn.Parameter(made, requires_grad=self.trains and weight.weight.trained)
         return made
 
     def _placeholder(self, name: str, target: str, kind: InputKind, persistent: bool | None, fake: Any) -> None:
@@ -215,7 +217,8 @@ class RankWriter:
         more: list[Any] = [attributes["root"]] if op == "broadcast" else []
         if op == "all_reduce" and attributes["reduce_op"] != "sum":
             more = [attributes["reduce_op"]]
-        return self.call(COLLECTIVES[op], self.tensor(operands[0]), label, *more)
+        runs_only = {} if self.trains or op not in ("all_reduce", "all_gather") else {"trains": False}
+        return self.call(COLLECTIVES[op], self.tensor(operands[0]), label, *more, **runs_only)
 
     # -- for `made` --------------------------------------------------
 

@@ -22,9 +22,10 @@ from tpcompile.errors import Refused  # noqa: E402
 from tpcompile.graph.program import Weight  # noqa: E402
 from tpcompile.run.launch import add_launch_arguments, run_command  # noqa: E402
 from tpcompile.torch.bundle import RankPrograms, load, save  # noqa: E402
-from tpcompile.torch.merge import merge  # noqa: E402
+from tpcompile.torch.holdings import Held  # noqa: E402
+from tpcompile.torch.merge import merge, merge_states  # noqa: E402
 from tpcompile.weights import safetensors  # noqa: E402
-from tpcompile.weights.ranges import take  # noqa: E402
+from tpcompile.weights.ranges import Part, take  # noqa: E402
 from tpcompile.weights.source import FileBytes  # noqa: E402
 
 AGAIN = "Compile the model again"
@@ -117,6 +118,15 @@ def test_a_rank_reads_only_its_own_files(copied: Path) -> None:
     missing = "TP455 PLACE/rank0.pt2: the file that rank 0 needs is not there. "
     missing += "Copy the whole bundle folder, or compile the model again"
     assert refusal(lambda: load(copied, 0), copied) == missing
+
+
+def test_a_rank_is_loaded_to_another_device(bundle: Path) -> None:
+    """Its graph makes new tensors there as well; "meta" stands for a GPU."""
+    program = load(bundle, 1, "meta")
+    values = [node.meta["val"] for node in program.graph.nodes if node.op != "output"]
+    assert {tensor.device.type for tensor in (*program.state_dict.values(), *program.constants.values())} == {"meta"}
+    assert {value.device.type for value in values if isinstance(value, torch.Tensor)} == {"meta"}
+    assert all(isinstance(program.state_dict[name], torch.nn.Parameter) for name in program.graph_signature.parameters)
 
 
 def test_training_a_loaded_rank_leaves_the_file_alone(copied: Path) -> None:
@@ -259,6 +269,22 @@ def test_parts_that_leave_something_out_or_were_zeros(copied: Path, tmp_path: Pa
         state["down.bias"].zero_()
     assert refusal(lambda: merge(copied, out, mine), copied) == (
         f"TP754 down.bias: there are elements of it that no rank holds. {AGAIN}"
+    )
+
+
+def test_one_tensor_in_two_versions_must_stay_one(tmp_path: Path) -> None:
+    """A tensor that is used twice and cut in two ways has two names in a rank's program."""
+    rows, columns = Part((((0, 2),), None)), Part((None, ((0, 3),)))
+    ranks = [{"w": Held("w", (4, 3), rows), "w_again": Held("w", (4, 3), columns)},
+             {"w": Held("w", (4, 3), Part((((2, 4),), None)))}]  # fmt: skip
+    whole = torch.randn(4, 3)
+    states = [{"w": whole[:2], "w_again": whole}, {"w": whole[2:]}]
+    merge_states(ranks, states, tmp_path / "out.safetensors")
+    assert torch.equal(library.load_file(tmp_path / "out.safetensors")["w"], whole)
+    states[0]["w_again"] = whole + torch.eye(4, 3)
+    assert refusal(lambda: merge_states(ranks, states, tmp_path / "other.safetensors"), tmp_path) == (
+        "TP754 w: rank 0 holds it twice, and the two differ in 2 elements. "
+        "Train a model that uses it once, or pin it so that both uses are cut alike"
     )
 
 

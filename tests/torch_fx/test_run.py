@@ -43,14 +43,14 @@ def torchrun(processes: int, *arguments: str) -> tuple[int, str, list[str]]:
     return done.returncode, done.stdout, ours
 
 
-def test_a_run_in_two_replicas_of_two_ranks(bundle: Path, tmp_path: Path) -> None:
+def test_a_run_of_two_ranks(bundle: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "ids.npy", by_hand.ids().numpy())
     code, printed, errors = torchrun(
-        4, str(bundle), "--input", f"ids={tmp_path / 'ids.npy'}", "--output", str(tmp_path / "out"), "--steps", "3"
+        2, str(bundle), "--input", f"ids={tmp_path / 'ids.npy'}", "--output", str(tmp_path / "out"), "--steps", "3"
     )
     assert (code, errors) == (0, [])
     assert re.sub(r"\d+\.\d ms", "T ms", printed) == (
-        "2 ranks in each of 2 replicas, on the CPU (gloo)\n"
+        "2 ranks, on the CPU (gloo)\n"
         "logits: float32[3, 4, 11]\n"
         "state: float32[3, 4, 6]\n"
         "T ms a step (median of 3 steps, after a first)\n"

@@ -35,7 +35,9 @@ from torch.export.pt2_archive.constants import (
 )
 
 from tpcompile.errors import Fault, raise_all, refuse
-from tpcompile.torch import collectives as _collectives  # noqa: F401 - programs may hold our operators
+from tpcompile.torch import collectives as _collectives  # noqa: F401 - registers operators that programs may hold
+from tpcompile.torch import cross_entropy as _cross_entropy  # noqa: F401 - likewise
+from tpcompile.torch import noise as _noise  # noqa: F401 - likewise
 from tpcompile.torch.graph_json import check_form, check_program
 from tpcompile.torch.tensors import held_by, name_of
 from tpcompile.torch.zip_members import members_of, read_member

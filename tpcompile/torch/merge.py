@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 
 import numpy as np
@@ -13,16 +14,17 @@ from torch import Tensor
 
 from tpcompile.bundle.manifest import Manifest
 from tpcompile.bundle.write import beside
-from tpcompile.errors import Refused, refuse
+from tpcompile.errors import refuse
 from tpcompile.torch import holdings
 from tpcompile.torch.holdings import Held, Holdings
 from tpcompile.torch.tensors import mapped, name_of
 from tpcompile.weights import safetensors
-from tpcompile.weights.ranges import Part, local_shape
+from tpcompile.weights.ranges import Part, Range, local_shape
 from tpcompile.weights.safetensors import arrange
 from tpcompile.weights.stage import OutputFile
 
 State = Mapping[str, Tensor]
+Block = tuple[Range, ...]
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 NOT_ALIKE = "Merge the states of one training step, of the ranks of one replica"
 
@@ -117,44 +119,49 @@ def _merged(
     """
     dtype, shape = form
     whole = torch.zeros(shape, dtype=BITS[dtype.itemsize])
-    owners = torch.full(shape, -1, dtype=torch.int16)
-    for rank, mine, held, tensor in _pieces(name, ranks, states):
+    pieces = list(_pieces(name, ranks, states))
+    cuts = _cuts(shape, [held.part for _, _, held, _ in pieces])
+    owners: dict[Block, int] = {}
+    for rank, mine, held, tensor in pieces:
         bits = tensor.cpu().contiguous().view(whole.dtype)
         if held.zeroed:
             if bits.count_nonzero():
                 raise refuse("TP754", name, f"rank {rank} was to hold zeros as {mine}, and does not",
                              "Do not train programs that hold zeroed copies")  # fmt: skip
             continue
-        for there, here in _blocks(held.part):
-            before, piece = owners[there], bits[here]
-            taken = before >= 0
-            if taken.any():
-                wrong = taken & (whole[there] != piece)
-                if wrong.any():
-                    raise _differ(name, int(before[wrong][0]), rank, int(wrong.sum()))
-            whole[there] = piece
-            owners[there] = torch.where(taken, before, rank)
-    if (owners < 0).any():
+        for there, here in _blocks(held.part, cuts):
+            at, piece = tuple(slice(*axis) for axis in there), bits[tuple(slice(*axis) for axis in here)]
+            if there not in owners:
+                owners[there], whole[at] = rank, piece
+            elif not torch.equal(whole[at], piece):
+                wrong = f"{int((whole[at] != piece).sum()):,} elements"
+                if owners[there] == rank:
+                    fact = f"rank {rank} holds it twice, and the two differ in {wrong}"
+                    remedy = "Train a model that uses it once, or pin it so that both uses are cut alike"
+                    raise refuse("TP754", name, fact, remedy)
+                fact = f"ranks {owners[there]} and {rank} differ in {wrong} that both hold"
+                raise refuse("TP754", name, fact, NOT_ALIKE)
+    if len(owners) < math.prod(len(axis) - 1 for axis in cuts):
         raise refuse("TP754", name, "there are elements of it that no rank holds", "Compile the model again")
     return whole
 
 
-def _blocks(part: Part) -> Iterator[tuple[tuple[slice, ...], tuple[slice, ...]]]:
-    """Where each block of a part lies in the whole tensor, and where in the part itself."""
-    axes: list[list[tuple[slice, slice]]] = []
-    for ranges in part.axes:
-        if ranges is None:
-            axes.append([(slice(None), slice(None))])
-            continue
+def _cuts(shape: Sequence[int], parts: Sequence[Part]) -> list[list[int]]:
+    """Per axis every index at which some part begins or ends, both ends of the axis included."""
+    ranges = [[pair for part in parts for pair in part.axes[axis] or ()] for axis in range(len(shape))]
+    ends = [{at for pair in pairs for at in pair} for pairs in ranges]
+    return [sorted({0, size, *found}) for size, found in zip(shape, ends, strict=True)]
+
+
+def _blocks(part: Part, cuts: Sequence[Sequence[int]]) -> Iterator[tuple[Block, Block]]:
+    """Where each block of a part lies in the whole tensor, and where in the part itself; no cut goes through one."""
+    axes: list[list[tuple[Range, Range]]] = []
+    for ranges, axis in zip(part.axes, cuts, strict=True):
         end, pairs = 0, []
-        for start, stop in ranges:
-            pairs.append((slice(start, stop), slice(end, end + stop - start)))
+        for start, stop in ranges if ranges is not None else ((0, axis[-1]),):
+            for low, high in pairwise(at for at in axis if start <= at <= stop):
+                pairs.append(((low, high), (end + low - start, end + high - start)))
             end += stop - start
         axes.append(pairs)
     for block in product(*axes):
         yield tuple(there for there, _ in block), tuple(here for _, here in block)
-
-
-def _differ(name: str, first: int, second: int, count: int) -> Refused:
-    fact = f"ranks {first} and {second} differ in {count:,} elements that both hold"
-    return refuse("TP754", name, fact, NOT_ALIKE)

@@ -11,15 +11,28 @@ import statistics
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.utils._pytree as pytree
+
 from tpcompile.bundle.manifest import FILE_NAME, Manifest, Placement
 from tpcompile.errors import Fault, Refused, TpcompileError, refuse
+from tpcompile.torch import groups
+from tpcompile.torch.bundle import load
+from tpcompile.torch.collectives import Sent, counted
+from tpcompile.torch.feeds import Feeds
+from tpcompile.torch.groups import Groups
 
 FAILED = 4
 LIMIT_S = 60.0
+
+Outputs = dict[str, tuple[torch.Tensor, Placement | None]]
+"""Tensors by name, each with how it is cut."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,13 +87,6 @@ def run(arguments: argparse.Namespace) -> None:
         raise refuse("TP757", str(folder), "this process was not started by torchrun", remedy)
     if arguments.steps < 1:
         raise refuse("TP100", "--steps", f"{arguments.steps} is no number of passes", "Give 1 or more")
-    import torch  # here: --help and refusals answer at once
-    import torch.distributed as dist
-
-    from tpcompile.torch import groups
-    from tpcompile.torch.bundle import load
-    from tpcompile.torch.feeds import Feeds
-
     if size % tp:
         raise groups.wrong_world(str(folder), tp, size)
     device = _device()
@@ -113,10 +119,8 @@ def _files(given: Sequence[str]) -> dict[str, Path]:
     return found
 
 
-def _device() -> Any:
+def _device() -> torch.device:
     """This process's GPU where this machine has one for each of its processes, else the CPU."""
-    import torch
-
     local, here = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if torch.cuda.is_available() and torch.cuda.device_count() >= here:
         torch.cuda.set_device(local)
@@ -135,8 +139,6 @@ def together(make: Callable[[], Any], identity: str = "") -> Any:
     Raises:
         Refused: on all processes the same, where any of them refused; TP758 where they differ in `identity`.
     """
-    from tpcompile.torch import groups
-
     made, faults = None, []
     try:
         made = make()
@@ -153,12 +155,10 @@ def together(make: Callable[[], Any], identity: str = "") -> Any:
     return made
 
 
-def _timed(module: Any, args: Any, kwargs: Any, steps: int, device: Any) -> tuple[Any, list[float], list[Any]]:
+def _timed(
+    module: torch.nn.Module, args: Any, kwargs: Any, steps: int, device: torch.device
+) -> tuple[Any, list[float], list[Sent]]:
     """The outputs of a first pass, the seconds of each of the following ones, and what one of them sends."""
-    import torch
-
-    from tpcompile.torch.collectives import counted
-
     outputs = module(*args, **kwargs)
     seconds = []
     with counted() as sent:
@@ -172,17 +172,14 @@ def _timed(module: Any, args: Any, kwargs: Any, steps: int, device: Any) -> tupl
     return outputs, seconds, sent[: len(sent) // steps]
 
 
-def _named(outputs: Any, manifest: Manifest) -> dict[str, tuple[Any, Placement | None]]:
+def _named(outputs: Any, manifest: Manifest) -> Outputs:
     """The tensors of a result by their path in it ("logits", "output.0"), each with how it is cut."""
-    import torch
-    import torch.utils._pytree as pytree
-
     leaves = [(path, leaf) for path, leaf in pytree.tree_leaves_with_path(outputs) if isinstance(leaf, torch.Tensor)]
     places = [entry.placement for entry in manifest.outputs.values()]
     if len(places) != len(leaves):
         raise refuse("TP457", FILE_NAME, f"names {len(places)} outputs, and the program has {len(leaves)}",
                      "Compile the model again")  # fmt: skip
-    found = {}
+    found: Outputs = {}
     for (path, leaf), place in zip(leaves, places, strict=True):
         steps = [str(getattr(step, "key", getattr(step, "idx", getattr(step, "name", step)))) for step in path]
         name = ".".join(steps)
@@ -190,15 +187,12 @@ def _named(outputs: Any, manifest: Manifest) -> dict[str, tuple[Any, Placement |
     return found
 
 
-def _write(folder: Path, outputs: Mapping[str, tuple[Any, Placement | None]], rank: int, replica: int) -> None:
+def _write(folder: Path, outputs: Outputs, rank: int, replica: int) -> None:
     """Write the outputs of the first replica: whole ones once, of cut ones each rank its part.
 
     Raises:
         Refused: TP609 the folder cannot be written to.
     """
-    import numpy as np
-    import torch
-
     if replica:
         return
     try:
@@ -215,9 +209,7 @@ def _write(folder: Path, outputs: Mapping[str, tuple[Any, Placement | None]], ra
                      "Choose another folder for --output") from error  # fmt: skip
 
 
-def _tell(
-    outputs: Mapping[str, tuple[Any, Placement | None]], made: Any, device: Any, seconds: list[float], sent: list[Any]
-) -> None:
+def _tell(outputs: Outputs, made: Groups, device: torch.device, seconds: Sequence[float], sent: Sequence[Sent]) -> None:
     """What the first process prints."""
     replicas = f" in each of {made.dp} replicas" if made.dp > 1 else ""
     on = "GPUs (nccl)" if device.type == "cuda" else "the CPU (gloo)"

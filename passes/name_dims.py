@@ -31,9 +31,13 @@ class NameDims:
                 ties.append(
                     (pair.input, pair.output, [axis for axis in range(len(pair.input.sizes)) if axis != growing])
                 )
+        for stored, made in program.written:
+            if stored.sizes is not None and made.sizes is not None:
+                ties.append((stored, made, [*range(len(stored.sizes))]))
         work.analysis = analyze(program, ties)
         paired = {value for pair in work.state for value in (pair.input, pair.output)}
         alone = {value for value in (*program.inputs, *program.outputs) if value not in paired and _may_be_cut(value)}
+        alone |= {made for _, made in program.written}
         shards = set(program.outputs) - set(program.inputs) if request.outputs == "shard" else set()
         work.cut_doors = frozenset(paired | alone | shards)
         if request.strict and work.analysis.uncovered:

@@ -96,7 +96,7 @@ class Rewriter:
         for value in self.analysis.program.inputs:
             self.versions.native[value] = self._at_door(value)
         for value in self.analysis.program.weights:
-            if value.weight is not None and value.weight.trained:
+            if value.weight is not None and value.weight.single:
                 self.versions.native[value] = self._stored_along(value)
         for node, active in self.active.items():
             for output in node.outputs:
@@ -105,7 +105,7 @@ class Rewriter:
                     self.versions.because[output] = self.because(node)
 
     def _stored_along(self, value: Value) -> Leaves:
-        """The leaves along which a trained weight is cut: those that all its readers want."""
+        """The leaves along which a weight that is stored once is cut: those that all its readers want."""
         wanted = [within(self.analysis.axes[value], self.active[node]) for node, _ in value.consumers]
         if not wanted or value in self.gathered or value in self.analysis.program.outputs:
             return NONE
@@ -181,7 +181,7 @@ class Rewriter:
         value = node.inputs[index]
         if value is None:
             return ""
-        if value.weight is not None and not value.weight.trained:
+        if value.weight is not None and not value.weight.single:
             axes = self.analysis.operand_axes(node, index) or []
             return self.versions.stored(value, axes, want, mask)
         name = self.versions.get(value, want, summed=summed)
@@ -309,7 +309,7 @@ class Rewriter:
             want = self.versions.final[value]
             name = (
                 self.versions.stored(value, self.analysis.axes[value] or [], want)
-                if value.weight is not None and not value.weight.trained
+                if value.weight is not None and not value.weight.single
                 else self.versions.get(value, want)
             )
             if name != value.name:

@@ -121,7 +121,7 @@ def _relate(found: Analysis, node: Node) -> None:
 def _apart(value: Value) -> bool:
     """Whether each reader of a stored tensor may have its own part of it."""
     weight = value.weight
-    return weight is not None and not weight.trained and math.prod(weight.shape) <= PER_USE
+    return weight is not None and not weight.single and math.prod(weight.shape) <= PER_USE
 
 
 def _settle(found: Analysis, node: Node, relation: Relation) -> dict[Dim, str]:

@@ -55,7 +55,8 @@ class Value:
 class Weight:
     """A stored tensor: `source` is a `weights.source.Source` (bytes in a file or in memory).
 
-    One that is `trained` has one gradient: it is stored once, whatever its readers, and never as zeros.
+    One that is `trained` has one gradient, one that is `written` takes what the graph makes for the next run: such is
+    `single`, stored once whatever its readers, and never as zeros.
     """
 
     name: str
@@ -63,6 +64,11 @@ class Weight:
     shape: tuple[int, ...]
     source: Any
     trained: bool = False
+    written: bool = False
+
+    @property
+    def single(self) -> bool:
+        return self.trained or self.written
 
 
 @dataclass(eq=False)
@@ -115,6 +121,8 @@ class Program:
     values: dict[str, Value]
     opsets: dict[str, int]
     origin: Any = None
+    written: list[tuple[Value, Value]] = field(default_factory=list)
+    """Stored tensors, each with the output that takes its place in the next run."""
 
     @property
     def weights(self) -> list[Value]:

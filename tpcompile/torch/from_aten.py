@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.export.graph_signature import InputKind
+from torch.export.graph_signature import InputKind, OutputKind
 
 from tpcompile.errors import refuse
 from tpcompile.graph.names import fresh_name
@@ -23,6 +23,7 @@ from tpcompile.weights.source import Source
 DOMAIN = "aten"
 OPSET = 23
 """The version of standard operators that operands and attributes are laid out for."""
+MUTATIONS = {OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION}
 KINDS = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
 SAME_UNLESS_RETYPED = {"aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten._to_copy.default"}
 WITH_NUMBER = {"Add": "add_number", "Sub": "sub_number", "Mul": "scale", "Div": "scale"}
@@ -59,9 +60,10 @@ class Reader:
         """The program; its `origin` are the FakeTensors by the names of values.
 
         Raises:
-            Refused: TP722 for what is no tensor among what the graph takes.
+            Refused: TP722 for what is no tensor among what the graph takes, TP723 where it writes into an input.
         """
         specs = {spec.arg.name: spec for spec in self.program.graph_signature.input_specs}
+        self.written = {spec.target for spec in self.program.graph_signature.output_specs if spec.kind in MUTATIONS}
         outputs: list[Value] = []
         for node in self.program.graph.nodes:
             if node.op == "placeholder":
@@ -69,9 +71,19 @@ class Reader:
             elif node.op == "call_function":
                 self._call(node)
             elif node.op == "output":
-                outputs = [self.found[arg] for arg in node.args[0] if isinstance(arg, torch.fx.Node)]
+                ends = [arg for arg in node.args[0] if isinstance(arg, torch.fx.Node)]
+                outputs = [self.found[arg] for arg in ends]
+                self._ends = {arg.name: self.found[arg] for arg in ends}
         outputs = [value for value in outputs if isinstance(value, Value)]
-        return Program(self.nodes, self.inputs, outputs, self.values, {"": OPSET}, origin=self.tensors)
+        program = Program(self.nodes, self.inputs, outputs, self.values, {"": OPSET}, origin=self.tensors)
+        for spec in self.program.graph_signature.output_specs:
+            if spec.kind == OutputKind.BUFFER_MUTATION:
+                stored = self.values[self.tied.get(spec.target, spec.target)]
+                program.written.append((stored, self._ends[spec.arg.name]))
+            elif spec.kind in MUTATIONS:
+                fact = f"the graph writes into what it is given: '{spec.target}'"
+                raise refuse("TP723", str(spec.target), fact, "Give back what it makes, as an output")
+        return program
 
     # -- doors -------------------------------------------------------
 
@@ -84,7 +96,9 @@ class Reader:
                 return
             self.found[node] = made = self._value(name, value)
             trained = spec.kind == InputKind.PARAMETER and value.requires_grad
-            made.weight = Weight(name, made.dtype or "", tuple(value.shape), self.sources[name], trained)
+            made.weight = Weight(
+                name, made.dtype or "", tuple(value.shape), self.sources[name], trained, spec.target in self.written
+            )
         elif spec.kind != InputKind.USER_INPUT:
             kind = spec.kind.name.lower().replace("_", " ")
             fact = f"the graph takes '{node.name}', a {kind}, which is no tensor"

@@ -13,6 +13,7 @@ import torch
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 
 from tpcompile.dims.dim import Dim
+from tpcompile.errors import refuse
 from tpcompile.graph.dtypes import numpy_dtype
 from tpcompile.graph.local import COLLECTIVE, LocalNode, LocalProgram, LocalWeight, PerRank
 from tpcompile.graph.program import Program
@@ -207,6 +208,11 @@ class RankWriter:
 
     def _collective(self, node: LocalNode, attributes: Mapping[str, Any], operands: list[Any]) -> Any:
         op = attributes["collective_operation"]
+        sent = operands[0].meta["val"].dtype if isinstance(operands[0], torch.fx.Node) else None
+        if sent is not None and sent.is_complex and op != "copy":
+            fact = f"ranks would send each other {str(sent).removeprefix('torch.')} values"
+            remedy = "Pin the weights behind it whole (--pin GLOB=whole), or compute with pairs of real numbers"
+            raise refuse("TP725", f"tensor {node.inputs[0]}", fact, remedy)
         group = attributes["groups"] or range(self.local.ranks)
         label = ",".join(map(str, group))
         if op == "cross_entropy":
@@ -269,7 +275,8 @@ class RankWriter:
         names = iter([value.name for value in self.program.outputs])
 
         def end(node: torch.fx.Node) -> Any:
-            return self.tensor(self._entry(next(names)))
+            entry = self._entry(next(names))
+            return self._plain(entry) if isinstance(node.meta.get("val"), int | torch.SymInt) else self.tensor(entry)
 
         self.ends = torch.fx.node.map_arg(last.args[0], end)
         made = self.graph.output(self.ends)

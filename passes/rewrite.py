@@ -112,6 +112,9 @@ class Rewriter:
         return frozenset.intersection(*wanted)
 
     def _at_door(self, value: Value) -> Leaves:
+        stored = next((stored for stored, made in self.analysis.program.written if made is value), None)
+        if stored is not None:  # what is written lies as what is stored
+            return self._stored_along(stored)
         return door_leaves(self.analysis, self.cut, self.cut_doors, value)
 
     def _cut_of(self, value: Value) -> frozenset[int]:

@@ -63,7 +63,7 @@ def capture(model: Any, example_inputs: Any = None, dynamic: Any = None) -> Capt
         program = _exported(model, name, example_inputs, dynamic)
     else:
         kind = f"{type(model).__module__}.{name}".removeprefix("builtins.")
-        remedy = "Give a torch.nn.Module with example_inputs, a GraphModule or a torch.export.ExportedProgram"
+        remedy = "Give a torch.nn.Module with example_inputs, a torch.export.ExportedProgram or the path of a .pt2"
         raise refuse("TP230", "", f"an object of type {kind} is no PyTorch model", remedy)
     tensors = program.state_dict | {k: v for k, v in program.constants.items() if isinstance(v, torch.Tensor)}
     tied: dict[str, str] = {}
@@ -98,7 +98,7 @@ def _exported(model: torch.nn.Module, name: str, example_inputs: Any, dynamic: A
     else:
         args = (example_inputs,) if isinstance(example_inputs, torch.Tensor) else tuple(example_inputs)
     try:
-        return torch.export.export(model, args, kwargs, dynamic_shapes=dynamic, strict=False)
+        return torch.export.export(model, args, kwargs, dynamic_shapes=_dims(dynamic), strict=False)
     except Exception as error:  # the exporter raises many kinds, and what the model itself raises
         said = next(iter(str(error).strip().splitlines()), "")[:300]
         kind = type(error).__name__
@@ -110,6 +110,21 @@ def _exported(model: torch.nn.Module, name: str, example_inputs: Any, dynamic: A
             raise refuse("TP721", name, fact, remedy) from error
         fact = f"torch.export.export fails: {kind}: {said}".rstrip(": .")
         raise refuse("TP720", name, fact, "Make torch.export.export(model, ...) work first") from error
+
+
+def _dims(dynamic: Any) -> Any:
+    """`dynamic_shapes` with names made the dimensions that torch.export wants; torch.onnx takes names as they are."""
+    made: dict[str, Any] = {}
+
+    def dim(size: Any) -> Any:
+        return made.setdefault(size, torch.export.Dim(size)) if isinstance(size, str) else size
+
+    def shape(sizes: Any) -> Any:
+        if isinstance(sizes, dict):
+            return {axis: dim(size) for axis, size in sizes.items()}
+        return None if sizes is None else type(sizes)(dim(size) for size in sizes)
+
+    return torch.utils._pytree.tree_map(shape, dynamic, is_leaf=_is_shape)
 
 
 def _names(program: torch.export.ExportedProgram, dynamic: Any, model: Any) -> dict[str, str]:

@@ -187,7 +187,7 @@ def _keep_inputs(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 def _check_trains(trains: bool) -> None:
     if not trains:
         fact = "a gradient comes to a program that was made to run only"
-        raise refuse("TP756", "backward", fact, "Make it with training=True (on the command line: --training)")
+        raise refuse("TP759", "backward", fact, "Make it with training=True (on the command line: --training)")
 
 
 def _of_all_reduce(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, None, None]:

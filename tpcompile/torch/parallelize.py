@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,6 @@ from tpcompile.bundle.manifest import (
     SourceFile,
     StatePair,
 )
-from tpcompile.errors import Fault, raise_all
-from tpcompile.graph.local import LocalWeight
 from tpcompile.graph.program import Value
 from tpcompile.passes.compilation import Compilation, Pass
 from tpcompile.passes.name_dims import NameDims
@@ -176,26 +174,7 @@ def parallelize(model: Any, example_inputs: Any = None, *, tp: int, **wishes: An
     Raises:
         Refused: the model or a wish cannot be served.
     """
-    work = pipeline.run(planned(model, example_inputs, tp=tp, **wishes), pipeline.REWRITING)
-    raise_all(lies_otherwise(work))
-    return Parallelized(work)
-
-
-def lies_otherwise(work: Compilation) -> Iterator[Fault]:
-    """Buffers that ranks hold in other parts than the graph makes of them for the next run (TP726)."""
-    parts: dict[str, list[LocalWeight]] = {}
-    for weight in work.local.weights:
-        parts.setdefault(weight.weight.name, []).append(weight)
-    for stored, made in work.program.written:
-        place = work.local.doors.get(made.name)
-        shape = stored.weight.shape if stored.weight is not None else ()
-        for weight in parts.get(stored.name, []):
-            axes = [place.ranges[rank] if place and axis == place.axis else None
-                    for rank in range(work.local.ranks) for axis in range(len(shape))]  # fmt: skip
-            held = [ranges for part in weight.parts for ranges in part.axes]
-            if held != axes:
-                fact = "each rank would hold another part of it than the graph writes back"
-                yield Fault("TP726", f"buffer {stored.name}", fact, f"Keep it whole: --pin {stored.name}=whole")
+    return Parallelized(pipeline.run(planned(model, example_inputs, tp=tp, **wishes), pipeline.REWRITING))
 
 
 def _trains(model: Any) -> bool:

@@ -20,6 +20,7 @@ from tpcompile.bundle.manifest import (
     SourceFile,
     StatePair,
 )
+from tpcompile.graph.local import LocalWeight
 from tpcompile.graph.program import Value
 from tpcompile.passes.compilation import Compilation, Pass
 from tpcompile.passes.name_dims import NameDims
@@ -35,6 +36,7 @@ from tpcompile.torch.from_aten import Reader
 from tpcompile.torch.sizes import SymbolSizes
 from tpcompile.torch.tensors import fill
 from tpcompile.torch.to_aten import RankWriter, local_tensor, stored_name
+from tpcompile.weights.ranges import whole
 
 PLANNING: tuple[Pass, ...] = (
     NameDims(),  # sizes came with the graph: what may be cut follows from what the dims are
@@ -174,7 +176,18 @@ def parallelize(model: Any, example_inputs: Any = None, *, tp: int, **wishes: An
     Raises:
         Refused: the model or a wish cannot be served.
     """
-    return Parallelized(pipeline.run(planned(model, example_inputs, tp=tp, **wishes), pipeline.REWRITING))
+    work = pipeline.run(planned(model, example_inputs, tp=tp, **wishes), pipeline.REWRITING)
+    work.local.weights += unused(work)
+    return Parallelized(work)
+
+
+def unused(work: Compilation) -> list[LocalWeight]:
+    """Parameters and buffers that checkpoints hold and the graph does not read: every rank keeps them as they are."""
+    captured: Captured = work.source
+    read = {weight.weight.name for weight in work.local.weights}
+    held = captured.program.state_dict.keys() - captured.tied.keys() - read
+    found = [value.weight for value in work.program.weights if value.weight is not None and value.weight.name in held]
+    return [LocalWeight(each.name, each, (whole(len(each.shape)),) * work.local.ranks) for each in found]
 
 
 def _trains(model: Any) -> bool:

@@ -33,7 +33,6 @@ COLLECTIVES = {
 }
 LIKE_THEIR_OPERAND = frozenset((*(COLLECTIVES[op] for op in ("all_reduce", "broadcast", "copy")), own.once.default))
 """Operators that give a tensor of their operand's shape and type."""
-Entry = torch.fx.Node | Content | int | float | bool | list[Any]
 
 
 @dataclass
@@ -93,8 +92,7 @@ class RankWriter:
 
     def _weights(self) -> None:
         kinds = {spec.target: spec for spec in self.captured.program.graph_signature.input_specs if spec.target}
-        taken = {name: weight for weight in self.local.weights for name in (weight.name,)}
-        for weight in taken.values():
+        for weight in self.local.weights:
             spec = kinds[weight.weight.name]
             fake = self._local_fake(weight, spec)
             self._placeholder(weight.name, stored_name(weight), spec.kind, spec.persistent, fake)

@@ -2,6 +2,7 @@
 
 from tpcompile.dims.rules import (
     aten,
+    aten_losses,
     attention,
     branches,
     contractions,
@@ -13,7 +14,6 @@ from tpcompile.dims.rules import (
     in_blocks,
     joins,
     lookups,
-    losses,
     norms,
     quantized,
     recurrences,
@@ -23,6 +23,7 @@ from tpcompile.dims.rules import (
 
 __all__ = [
     "aten",
+    "aten_losses",
     "attention",
     "branches",
     "contractions",
@@ -34,7 +35,6 @@ __all__ = [
     "in_blocks",
     "joins",
     "lookups",
-    "losses",
     "norms",
     "quantized",
     "recurrences",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.torch_fx import on_ranks
 from tpcompile.errors import Refused
+from tpcompile.torch import cross_entropy as _cross_entropy  # noqa: F401 - registers the operator
 from tpcompile.torch import groups
 from tpcompile.torch.collectives import counted
 
@@ -178,6 +179,31 @@ def check_a_maximum_and_a_broadcast_have_no_gradient() -> None:
     lowered.sum().backward()
     assert logits.grad is not None
     same(logits.grad, torch.ones(3, 5))
+
+
+def check_cross_entropy_over_classes_that_ranks_have_parts_of() -> None:
+    groups.use(4)
+    shares = [(0, 7), (7, 14), (14, 20), (20, 26)]
+    start, stop = shares[rank()]
+    target = torch.tensor([3, 25, -100, 13, 7, 0])
+    for dtype, close in ((torch.float32, 1e-5), (torch.float64, 1e-12), (torch.bfloat16, 0.03)):
+        whole = (of(70, 6, 26) * 3).to(dtype).requires_grad_()
+        mine = whole.detach()[:, start:stop].clone().requires_grad_()
+        for reduction, name in enumerate(("none", "mean", "sum")):
+            for smoothing in (0.0, 0.2):
+                whole.grad = mine.grad = None
+                wanted = torch.nn.functional.cross_entropy(
+                    whole.float() if dtype == torch.bfloat16 else whole,
+                    target, reduction=name, label_smoothing=smoothing,
+                )  # fmt: skip
+                with counted() as sent:
+                    loss, _ = ops.cross_entropy(mine, target, ALL, start, 26, reduction, -100, smoothing)
+                    weights = torch.linspace(-1, 2, wanted.numel(), dtype=wanted.dtype).reshape(wanted.shape)
+                    (loss * weights).sum().backward()
+                (wanted * weights).sum().backward()
+                same(loss.detach(), wanted.detach().to(dtype), close)
+                same(mine.grad, whole.grad[:, start:stop], close)
+                assert [(call.op, call.phase) for call in sent] == [("all_reduce", "forward")] * 2
 
 
 def check_what_a_collective_refuses() -> None:

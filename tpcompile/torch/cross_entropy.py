@@ -91,7 +91,7 @@ def _gradient(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | No
     dtype, start, classes, reduction, ignore_index, label_smoothing = ctx.arguments
     target, probabilities = ctx.saved_tensors
     mine, place, valid = _places(probabilities, target, start, ignore_index)
-    hit = torch.where(mine, 1.0 - label_smoothing, 0.0).to(probabilities.dtype)
+    hit = mine.to(probabilities.dtype) * (1.0 - label_smoothing)
     found = probabilities - label_smoothing / classes
     found = found.scatter_add(1, place[:, None], -hit[:, None])
     each = gradient.to(found.dtype) / (valid.sum() if reduction == MEAN else 1)

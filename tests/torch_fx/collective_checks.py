@@ -143,6 +143,15 @@ def check_gradients_of_two_layers() -> None:
         ]  # fmt: skip
 
 
+def check_complex_gradients_of_a_copy_are_summed() -> None:
+    """Rotations by complex numbers (RoPE) have complex gradients."""
+    whole = torch.complex(of(70, 3, 5), of(71, 3, 5)).requires_grad_()
+    parts = [torch.complex(of(72 + place, 3, 5), of(76 + place, 3, 5)) for place in range(4)]
+    (ops.copy(whole, ALL) * parts[rank()]).real.sum().backward()
+    assert whole.grad is not None
+    same(whole.grad, torch.stack(parts).sum(0).conj().resolve_conj(), 1e-5)
+
+
 def check_gradient_of_a_gather() -> None:
     """Each rank gets its part of the gradient of the whole, once, and nothing is sent for it."""
     whole = of(60, 12, 5).requires_grad_()

@@ -196,6 +196,9 @@ def _of_all_reduce(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None, Non
 
 
 def _of_copy(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    if gradient.is_complex():  # it travels as pairs of real numbers
+        pairs = torch.view_as_real(gradient.resolve_conj())
+        return torch.view_as_complex(all_reduce(pairs, ctx.arguments[0])), None
     return all_reduce(gradient, ctx.arguments[0]), None
 
 

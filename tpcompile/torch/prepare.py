@@ -15,6 +15,7 @@ import torch
 
 from tpcompile.torch import noise as _noise  # noqa: F401 - registers the operator
 from tpcompile.torch.call import append, bound, fake_mode_of
+from tpcompile.torch.regions import without_regions
 
 aten = torch.ops.aten
 
@@ -24,7 +25,11 @@ def prepared(program: torch.export.ExportedProgram) -> torch.export.ExportedProg
 
     x.add_(y) becomes x = x + y where nothing else sees x; else torch's own functionalization is asked, which tells
     what buffers and inputs are written to.
+
+    Raises:
+        Refused: TP726 an operator runs a part of the graph.
     """
+    program = without_regions(program)
     if any(_writes(node) and not _alone(node) for node in program.graph.nodes):
         program = program.run_decompositions({})
     graph = torch.fx.Graph()
@@ -41,6 +46,8 @@ def prepared(program: torch.export.ExportedProgram) -> torch.export.ExportedProg
             graph.erase_node(node)
         elif node.target in DROPS:
             _split_noise(graph, node)
+        elif node.target is aten._native_batch_norm_legit_functional.default:
+            _keep_statistics(graph, node)
     found = copy.copy(program)
     found._graph_module = torch.fx.GraphModule(torch.nn.Module(), graph)
     found._graph_module.meta = dict(program.graph_module.meta)
@@ -53,6 +60,12 @@ def _write_elsewhere(node: torch.fx.Node) -> None:
     node.target = _without_writing(node)
     for user in [user for user in written.users if user is not node and node < user]:
         user.replace_input_with(written, node)
+
+
+def _keep_statistics(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """The running statistics as they were: the backward pass wants them still, when the buffers are written already."""
+    make = _Maker(graph, node)
+    node.args = tuple(make(aten.clone.default, each) if k in (3, 4) else each for k, each in enumerate(node.args))
 
 
 # -- dropout ---------------------------------------------------------
@@ -139,6 +152,8 @@ CHECKS = frozenset(
 
 
 def _writes(node: torch.fx.Node) -> bool:
+    if node.target is aten.batch_norm.default:  # its schema does not say so
+        return bool(node.args[5]) and isinstance(node.args[3], torch.fx.Node)
     return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
 
 

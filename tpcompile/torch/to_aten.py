@@ -250,7 +250,7 @@ class RankWriter:
             value = torch.from_numpy(array.copy()) if array.dtype.kind in "biuf" else None
             if value is None:
                 raise TypeError(f"a constant of type {array.dtype}")
-            node.meta["val"] = self.fakes.from_tensor(value)
+            node.meta["val"] = self.fakes.from_tensor(value, static_shapes=True)
             target = f"tpcompile_constant_{len(self.tensors)}"
             self.constants[target] = value
             self.specs.append(InputSpec(InputKind.CONSTANT_TENSOR, TensorArgument(name=node.name), target))

@@ -1,0 +1,163 @@
+"""Kinds of faults that other models than the families showed: each by the smallest module that has it."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch: Any = pytest.importorskip("torch", reason="torch is not installed: pip install 'tpcompile[torch]'")
+
+from tests.torch_fx.lockstep import Ranks  # noqa: E402
+from tpcompile.errors import Refused  # noqa: E402
+from tpcompile.torch import load, parallelize  # noqa: E402
+from tpcompile.weights.ranges import Part  # noqa: E402
+
+functional = torch.nn.functional
+WIDTH, INNER = 20, 84
+
+
+class Mlp(torch.nn.Module):  # type: ignore[misc]
+    """Two products with biases; what lies between them is told by `body`."""
+
+    def __init__(self, body: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.up, self.down = torch.nn.Linear(WIDTH, INNER), torch.nn.Linear(INNER, WIDTH)
+        self.register_buffer("seen", torch.randn(WIDTH))
+        self.body = body
+
+    def forward(self, x: Any) -> Any:
+        return self.body(self, x)
+
+
+X = torch.linspace(-2, 2, 2 * 3 * WIDTH).reshape(2, 3, WIDTH) ** 3
+
+
+def part_of(whole: Any, part: Part) -> Any:
+    for axis, ranges in enumerate(part.axes):
+        if ranges is not None:
+            whole = torch.cat([whole.narrow(axis, first, last - first) for first, last in ranges], axis)
+    return whole
+
+
+def weighed(out: Any) -> Any:
+    return (out * torch.linspace(-1, 1, out.numel(), dtype=out.dtype).reshape(out.shape)).sum()
+
+
+def assert_trains_alike(model: Any, tp: int, *args: Any, rtol: float = 1e-4) -> Any:
+    """Output, gradients and buffers after two steps are those of one device."""
+    made = parallelize(copy.deepcopy(model).train(), args, tp=tp)
+    ranks, mine = Ranks(tp), [made.rank_program(rank).module() for rank in range(tp)]
+    whole = copy.deepcopy(model).train()
+
+    def step(rank: int) -> Any:
+        out = ranks.module(mine[rank], rank)(*args)
+        weighed(out).backward()
+        return out
+
+    for _ in range(2):
+        want = whole(*args)
+        weighed(want).backward()
+        for got in ranks.run(step):
+            torch.testing.assert_close(got, want, rtol=rtol, atol=1e-4)
+    for rank, module in enumerate(mine):
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+        for name, parameter in whole.named_parameters():
+            part = next(w for w in made.work.local.weights if w.weight.name == name).parts[rank]
+            gradient = part_of(parameter.grad, part)
+            near = max(rtol * float(parameter.grad.abs().max()), 1e-5)
+            torch.testing.assert_close(parameters[name].grad, gradient, rtol=rtol, atol=near)
+        for name, buffer in whole.named_buffers():
+            if name in buffers:
+                torch.testing.assert_close(buffers[name], buffer, rtol=rtol, atol=1e-4)
+    return made
+
+
+# -- regions ---------------------------------------------------------
+
+
+def _scaled_without_gradients(m: Any, x: Any) -> Any:
+    with torch.no_grad():
+        scale = m.up(x).mean(-1, keepdim=True).exp()
+        with torch.enable_grad():
+            through = m.down.bias * scale
+    return m.down(functional.gelu(m.up(x) * scale)) + through
+
+
+def _remembers_without_gradients(m: Any, x: Any) -> Any:
+    y = m.down(functional.gelu(m.up(x)))
+    with torch.no_grad():
+        m.seen.mul_(0.5).add_(y.mean((0, 1)))
+    return y * m.seen
+
+
+@pytest.mark.parametrize("body", [_scaled_without_gradients, _remembers_without_gradients])
+def test_what_is_computed_without_gradients_has_none(body: Any) -> None:
+    made = assert_trains_alike(Mlp(body), 3, X)
+    assert made.rank_program(0).state_dict["up.weight"].shape == (INNER // 3, WIDTH)
+
+
+def _cast(m: Any, x: Any) -> Any:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        h = functional.softmax(m.up(x), -1)
+        with torch.autocast("cpu", enabled=False):
+            h = h * m.down.weight.sum(0)
+        return m.down(h).float()
+
+
+def test_automatic_casts_are_operators() -> None:
+    made = assert_trains_alike(Mlp(_cast), 2, X, rtol=2e-2)
+    types = {node.meta["val"].dtype for node in made.rank_program(0).graph.nodes if "linear" in str(node.target)}
+    assert types == {torch.bfloat16}
+
+
+def _branches(m: Any, x: Any) -> Any:
+    return torch.cond(x.sum() > 0, lambda x: m.down(m.up(x)), lambda x: x * 2, (x,))
+
+
+def test_a_branch_on_a_tensor_is_refused() -> None:
+    with pytest.raises(Refused) as told:
+        parallelize(Mlp(_branches).eval(), (X,), tp=2)
+    assert str(told.value) == (
+        "TP726 node cond: 'torch.ops.higher_order.cond' runs a part of the graph. "
+        "Write it without branches, loops and maps over tensors, or export each part by itself"
+    )
+
+
+# -- stored tensors --------------------------------------------------
+
+
+class Normed(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.first, self.norm, self.last = torch.nn.Linear(20, 24), torch.nn.BatchNorm1d(24), torch.nn.Linear(24, 12)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(functional.relu(self.norm(self.first(x))))
+
+
+def test_running_statistics_are_written_after_the_backward_pass_has_read_them() -> None:
+    assert_trains_alike(Normed(), 2, X.reshape(6, 20))
+
+
+def test_constants_that_join_uneven_parts_are_saved_and_loaded(tmp_path: Path) -> None:
+    class Head(torch.nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = torch.nn.Linear(WIDTH, 100)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(x)
+
+    model = Head().eval()
+    made = parallelize(model, (X,), dynamic=({0: "batch", 1: "seq"},), tp=3)
+    assert made.rank_program(0).state_dict["head.weight"].shape == (34, WIDTH)
+    made.save(tmp_path / "bundle")
+    ranks, mine = Ranks(3), [load(tmp_path / "bundle", rank).module() for rank in range(3)]
+    for got in ranks.run(lambda rank: ranks.module(mine[rank], rank)(X)):
+        torch.testing.assert_close(got, model(X))

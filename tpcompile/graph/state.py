@@ -88,7 +88,7 @@ def is_projected(value: Value) -> bool:
     todo = [value]
     while todo:
         for node, _ in todo.pop().consumers:
-            if node.op in ("MatMul", "Gemm", "Conv", "Einsum"):
+            if node.op in ("MatMul", "Gemm", "Conv", "Einsum", "linear"):
                 if any(other is not None and other.weight is not None for other in node.inputs):
                     return True
             elif node.op in _SEE_THROUGH:
@@ -124,7 +124,7 @@ def _origins(output: Value) -> Iterator[tuple[Value, int, str]]:
         for branch in range(len(node.regions)):
             end = node.inputs[1 + value.index + branch * len(node.outputs)]
             yield from _origins(end) if end is not None else ()
-    elif node.op == "Concat" and node.domain == "":
+    elif node.op == "Concat" and node.domain in ("", "aten"):
         first = _operand(node, 0)
         rank = len(first.sizes or ()) or 4
         yield first, int(node.attribute("axis")) % rank, "append"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -27,6 +28,15 @@ class Call:
     target: Callable[..., Any]
     arguments: Mapping[str, Any]
     names: Mapping[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def tensors(self) -> frozenset[int]:
+        """The operands that are tensors by the operator's schema: the others are numbers, or lists of them."""
+        schema = getattr(self.target, "_schema", None)
+        taken = {argument.name for argument in schema.arguments if "Tensor" in str(argument.type)} if schema else set()
+        given = [self.arguments[name] for name in taken]
+        slots = [each for one in given for each in (one if isinstance(one, list) else [one])]
+        return frozenset(slot.index for slot in slots if isinstance(slot, Slot))
 
     def filled(self, operands: Sequence[Any], attributes: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """(args, kwargs) of the call for these operands, attributes in place of what the source said."""

@@ -11,11 +11,12 @@ import torch
 from torch.export.graph_signature import InputKind, OutputKind
 
 from tpcompile.errors import refuse
+from tpcompile.graph.constants import constant_of
 from tpcompile.graph.names import fresh_name
 from tpcompile.graph.program import Node, Program, Value, Weight
 from tpcompile.graph.samples import SAMPLES
 from tpcompile.torch.call import Call, Slot, bound, target_name
-from tpcompile.torch.reading import READINGS, WRITTEN, Reading
+from tpcompile.torch.reading import READINGS, WRITTEN, Reading, joined
 from tpcompile.torch.sizes import SymbolSizes
 from tpcompile.torch.tensors import name_of
 from tpcompile.weights.source import Source
@@ -25,6 +26,7 @@ OPSET = 23
 """The version of standard operators that operands and attributes are laid out for."""
 MUTATIONS = {OutputKind.BUFFER_MUTATION, OutputKind.USER_INPUT_MUTATION, OutputKind.PARAMETER_MUTATION}
 KINDS = {InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR}
+ONLY_PASSING = {"aten.contiguous.default", "aten.alias.default", "aten.cat.default", "aten.lift_fresh_copy.default"}
 SAME_UNLESS_RETYPED = {"aten.to.dtype", "aten.to.dtype_layout", "aten.to.device", "aten._to_copy.default"}
 WITH_NUMBER = {"Add": "add_number", "Sub": "sub_number", "Mul": "scale", "Div": "scale"}
 """What an operator of two tensors is with one tensor and a number: a number would be added once by each rank."""
@@ -99,6 +101,9 @@ class Reader:
             made.weight = Weight(
                 name, made.dtype or "", tuple(value.shape), self.sources[name], trained, spec.target in self.written
             )
+            if spec.kind != InputKind.PARAMETER and spec.target not in self.written:
+                content = constant_of(made)
+                made.known = (content,) * SAMPLES if content is not None else None
         elif spec.kind != InputKind.USER_INPUT:
             kind = spec.kind.name.lower().replace("_", " ")
             fact = f"the graph takes '{node.name}', a {kind}, which is no tensor"
@@ -149,6 +154,8 @@ class Reader:
     def _same(self, node: torch.fx.Node, name: str, arguments: Mapping[str, Any]) -> Value | None:
         """The value that a call only passes on: exporters spell out many slices of all and casts to the same type."""
         given = next(iter(arguments.values()), None)
+        if name == "aten.cat.default" and len(found := joined(arguments["tensors"])) == 1:
+            given = found[0]
         source = self.found.get(given) if isinstance(given, torch.fx.Node) else None
         made = node.meta.get("val")
         if not isinstance(source, Value) or not isinstance(made, torch.Tensor) or source.sizes is None:
@@ -156,7 +163,7 @@ class Reader:
         alike = source.dtype == name_of(made.dtype) and source.sizes == tuple(map(self.sizes.of, made.shape))
         if name == "aten.dropout.default" and not (arguments["train"] and arguments["p"]):
             return source
-        if name in SAME_UNLESS_RETYPED or name in ("aten.contiguous.default", "aten.alias.default"):
+        if name in SAME_UNLESS_RETYPED or name in ONLY_PASSING:
             return source if alike else None
         if name == "aten.expand.default" or (name == "aten.slice.Tensor" and arguments["step"] == 1):
             return source if alike else None
@@ -191,9 +198,10 @@ class Reader:
         plain = {key: value for key, value in arguments.items() if not _holds_node(value)}
         attributes = dict(reading.attributes(arguments, rank)) if reading.attributes else plain
         call = Call(target, slots, reading.names or {})
-        made = Node(reading.op, DOMAIN, node.name, operands, [], attributes, OPSET, origin=call, scope=_scope(node))
-        if reading.op in WITH_NUMBER and not any(value is not None and value.sizes for value in operands[1:]):
-            made.op = WITH_NUMBER[reading.op]
+        op = reading.op if isinstance(reading.op, str) else reading.op(arguments)
+        made = Node(op, DOMAIN, node.name, operands, [], attributes, OPSET, origin=call, scope=_scope(node))
+        if op in WITH_NUMBER and not any(value is not None and value.sizes for value in operands[1:]):
+            made.op = WITH_NUMBER[op]
         values = node.meta.get("val")
         if isinstance(values, tuple | list):
             outputs = [self._value(f"{node.name}.{k}", value, made, k) for k, value in enumerate(values)]
@@ -213,7 +221,7 @@ class Reader:
     def _slot(self, argument: Any, operands: list[Value | None], always: bool = False) -> Any:
         """The argument with slots for what are values; lists of tensors have a slot for each."""
         if isinstance(argument, list | tuple):
-            if any(isinstance(self._of(each), Value) and self._of(each).known is not None for each in argument):
+            if any(isinstance(each, torch.fx.Node) and _is_number(each.meta["val"]) for each in argument):
                 return self._list(None, list(argument), operands)
             return [self._slot(each, operands) if isinstance(each, torch.fx.Node) else each for each in argument]
         value = self._of(argument)

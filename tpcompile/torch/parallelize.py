@@ -52,6 +52,7 @@ class Parallelized:
     """
 
     work: Compilation = field(repr=False)
+    _alike: dict[Any, torch.Tensor] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def tp(self) -> int:
@@ -69,7 +70,8 @@ class Parallelized:
         """The program of one rank without its weights: they are FakeTensors."""
         captured: Captured = self.work.source
         axes = {value.name: dims for value, dims in self.work.analysis.axes.items() if dims is not None}
-        return RankWriter(captured, self.work.program, self.work.local, rank, axes, self.work.request.training).write()
+        work, training = self.work, self.work.request.training
+        return RankWriter(captured, work.program, work.local, rank, axes, training, self._alike).write()
 
     def rank_program(self, rank: int) -> torch.export.ExportedProgram:
         """The program of one rank with its own parts of the weights, in memory of its own.

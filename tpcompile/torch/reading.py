@@ -6,7 +6,7 @@ both. Everything else keeps torch's name, its tensors in the schema's order, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,14 @@ class Reading:
     """How one operator is read.
 
     Args:
-        op: the name that rules know it by.
+        op: the name that rules know it by; or what tells it of the arguments.
         attributes: makes the standard operator's attributes of the arguments and the first operand's rank.
         order: names of the tensor arguments, in the order of operands, where that is not the schema's.
         sizes: the argument that lists sizes: an operand of its own.
         names: attribute → argument it goes back to.
     """
 
-    op: str
+    op: str | Callable[[Arguments], str]
     attributes: Callable[[Arguments, int], Mapping[str, Any]] | None = None
     order: tuple[str, ...] | None = None
     sizes: str = ""
@@ -40,7 +40,7 @@ READINGS: dict[str, Reading] = {"tpcompile.noise.default": Reading("noise", size
 
 def reads(
     targets: str,
-    op: str,
+    op: str | Callable[[Arguments], str],
     attributes: Callable[[Arguments, int], Mapping[str, Any]] | None = None,
     **more: Any,
 ) -> None:
@@ -87,8 +87,15 @@ def _normalizes(arguments: Arguments, rank: int) -> Mapping[str, Any]:
     return {"axis": -len(arguments["normalized_shape"])}
 
 
-def _indexed(arguments: Arguments) -> list[int]:
-    return [axis for axis, index in enumerate(arguments["indices"]) if index is not None]
+def _indexed(arguments: Arguments, rank: int = 0) -> Mapping[str, Any]:
+    axes = [axis for axis, index in enumerate(arguments["indices"]) if index is not None]
+    return {"axes": axes, "axis": axes[0]}
+
+
+def _picks(arguments: Arguments) -> str:
+    """Indices of one axis alone look it up, as those of an embedding do; masks do not."""
+    types = [index.meta["val"].dtype for index in arguments["indices"] if index is not None]
+    return "Gather" if len(types) == 1 and types[0] in (torch.int64, torch.int32) else "index"
 
 
 # One operand, element by element: the standard name where there is one.
@@ -140,8 +147,8 @@ reads("split_with_sizes", "Split", _axis(), sizes="split_sizes")
 
 # Picked by index.
 reads("embedding", "Gather", lambda a, rank: {"axis": 0, "padding_idx": a["padding_idx"]}, order=("weight", "indices"))
-reads("index.Tensor", "index", lambda a, rank: {"axes": _indexed(a)})
-reads("index_put", "index_put", lambda a, rank: {"axes": _indexed(a)})
+reads("index.Tensor", _picks, _indexed)
+reads("index_put", "index_put", _indexed)
 reads("index_select", "Gather", _axis(), order=("self", "index"))
 reads("gather", "GatherElements", _axis(), order=("self", "index"))
 reads("scatter.src", "ScatterElements", _axis(), order=("self", "index", "src"))
@@ -189,19 +196,15 @@ def _as_split(node: torch.fx.Node, arguments: Arguments) -> Written:
     return aten.split_with_sizes.default, {"self": arguments["self"], "split_sizes": lengths, "dim": dim}
 
 
+def joined(tensors: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    """What cat joins: a tensor of one axis and no elements counts for nothing, caches begin as one."""
+    return [each for each in tensors if each.meta["val"].shape != (0,)]
+
+
 def _without_empty(node: torch.fx.Node, arguments: Arguments) -> Written:
-    """A tensor of one axis and no elements counts for nothing: caches begin as one."""
-    kept = [each for each in arguments["tensors"] if each.meta["val"].shape != (0,)]
+    kept = joined(arguments["tensors"])
     whole = len(kept) == len(arguments["tensors"]) or not kept
     return None if whole else (aten.cat.default, {"tensors": kept, "dim": arguments["dim"]})
-
-
-def _as_lookup(node: torch.fx.Node, arguments: Arguments) -> Written:
-    """Indices of the first axis alone look it up as an embedding does."""
-    index = arguments["indices"][0] if len(arguments["indices"]) == 1 else None
-    if index is None or index.meta["val"].dtype not in (torch.int64, torch.int32) or index.meta["val"].dim() != 1:
-        return None
-    return aten.index_select.default, {"self": arguments["self"], "dim": 0, "index": index}
 
 
 WRITTEN: dict[str, Callable[[torch.fx.Node, Arguments], Written]] = {
@@ -211,5 +214,4 @@ WRITTEN: dict[str, Callable[[torch.fx.Node, Arguments], Written]] = {
     "aten.split.Tensor": _as_split,
     "aten.split.sizes": _as_split,
     "aten.cat.default": _without_empty,
-    "aten.index.Tensor": _as_lookup,
 }

@@ -46,6 +46,7 @@ class RankWriter:
         rank: which one.
         axes: the dims of each value by its name.
         trains: whether gradients are right; else they are refused.
+        alike: what stands for values of one shape and type: torch takes long to make it, layers and ranks share it.
     """
 
     captured: Captured
@@ -54,9 +55,8 @@ class RankWriter:
     rank: int
     axes: Mapping[str, Sequence[Dim]]
     trains: bool
+    alike: dict[Any, torch.Tensor]
     found: dict[str, Any] = field(default_factory=dict)
-    alike: dict[Any, torch.Tensor] = field(default_factory=dict)
-    """What stands for values of one shape and type: layers have the same ones, and torch takes long to make them."""
 
     def write(self) -> torch.export.ExportedProgram:
         """The rank's program; its state dict holds tensors of the rank's own, not yet read (meta tensors)."""
@@ -155,7 +155,9 @@ class RankWriter:
             made = Call(list, {"0": node.origin}).filled(operands, {})[0][0]
         elif isinstance(node.origin, Call):
             metas = [self._meta(name) for name in node.outputs]
-            made = self._source(node.origin, [self._plain(entry) for entry in operands], attributes, metas)
+            tensors = node.origin.tensors
+            plain = [self._argument(entry, k in tensors) for k, entry in enumerate(operands)]
+            made = self._source(node.origin, plain, attributes, metas)
         else:
             made = MADE[node.op](self, operands, attributes)
         if _is_sequence(made):
@@ -172,9 +174,11 @@ class RankWriter:
             self.found[name] = Content(self.contents[name].arrays[self.rank])
         return self.found[name]
 
-    def _plain(self, entry: Any) -> Any:
-        """A constant as the number or list of numbers that calls of the source take."""
-        return entry.plain if isinstance(entry, Content) else entry
+    def _argument(self, entry: Any, tensor: bool) -> Any:
+        """A constant as calls of the source take it: where a tensor is taken, a number is as good."""
+        if not isinstance(entry, Content):
+            return entry
+        return self.tensor(entry) if tensor and entry.array.ndim else entry.plain
 
     def _source(self, call: Call, operands: list[Any], attributes: Mapping[str, Any], metas: list[Any]) -> Any:
         args, kwargs = call.filled(operands, attributes)
@@ -274,7 +278,11 @@ class RankWriter:
 
         def end(node: torch.fx.Node) -> Any:
             entry = self._entry(next(names))
-            return self._plain(entry) if isinstance(node.meta.get("val"), int | torch.SymInt) else self.tensor(entry)
+            return (
+                self._argument(entry, False)
+                if isinstance(node.meta.get("val"), int | torch.SymInt)
+                else self.tensor(entry)
+            )
 
         self.ends = torch.fx.node.map_arg(last.args[0], end)
         made = self.graph.output(self.ends)

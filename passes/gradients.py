@@ -9,20 +9,22 @@ gradients.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from tpcompile.dims.analysis import Analysis, is_metadata
 from tpcompile.dims.cut import Cut
-from tpcompile.dims.placement import NONE, Leaves
+from tpcompile.dims.dim import Dim
+from tpcompile.dims.placement import NONE, Leaves, within
 from tpcompile.graph.local import LocalSize
 from tpcompile.graph.program import Node, Value
+from tpcompile.passes.shared_parts import holders
 
 if TYPE_CHECKING:
     from tpcompile.passes.versions import Versions
 
-FLOATS = ("float", "bfloat")
+FLOATS = ("float", "bfloat", "complex")
 STOPS = frozenset(("detach", "noise", "argmax", "ArgMax"))
 """Operators through which no gradient passes."""
 
@@ -34,6 +36,8 @@ class Gradients:
     analysis: Analysis
     cut: Cut
     versions: Versions
+    active: Mapping[Node, Leaves]
+    """The leaves along which each node runs cut."""
     _copies: dict[tuple[str, frozenset[int]], str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -49,9 +53,60 @@ class Gradients:
             want: the leaves along which it is cut.
             apart: the sub-axes over which the operand is a pending sum, or counts on one rank only.
         """
-        over = self._over(want) | apart
-        made = frozenset().union(*(self._made_over(output) for output in node.outputs if output is not None))
-        return self.copied(value, name, made - over, self.versions.shapes(value, want) if value.sizes else [])
+        over = self._made(node) - self._over(want) - apart
+        if self.divides(node) and value.sizes:
+            name = self.shared(value, name, want, self._made(node), inverse=False)
+        return self.copied(value, name, over, self.versions.shapes(value, want) if value.sizes else [])
+
+    def divides(self, node: Node) -> bool:
+        """Whether gradients of a node's outputs are divided among the ranks that hold the same elements of them.
+
+        That is where what it has whole gets a sum of what all ranks send back.
+        """
+        made = self._made(node)
+        if not any(self._uneven(output) for output in node.outputs if output in self.differentiable):
+            return False
+        relation, active = self.analysis.relations[node], self.active[node]
+        return any(
+            value in self.differentiable and made - self._over(within(axes, active))
+            for value, axes in zip(node.inputs, relation.inputs, strict=True)
+        )
+
+    def divided(self, value: Value, name: str, output: str) -> None:
+        """Give an output of a node that `divides` its own name."""
+        held = self.versions.native.get(value, NONE)
+        made = self.shared(value, name, held, self._over(held), inverse=True)
+        self.versions.emitter.node("Identity", [made], output)
+
+    def shared(self, value: Value, name: str, held: Leaves, over: frozenset[int], *, inverse: bool) -> str:
+        """A version whose gradient is multiplied by how many ranks that differ on `over` hold each element.
+
+        It is divided by that if `inverse`.
+        """
+        axes = self.analysis.axes[value] or []
+        for axis, dim in enumerate(axes):
+            if self.alike(value, dim, held, over):
+                made = self.versions.emitter.name(f"{name}.shared")
+                name = self.along(name, axis, len(axes), dim, held, over, made, inverse=inverse)
+        return name
+
+    def alike(self, value: Value, dim: Dim, held: Leaves, over: frozenset[int]) -> bool:
+        """Whether ranks that differ on `over` hold some elements of an axis alike, and others not."""
+        return value in self.differentiable and holders(self.cut.only(held), dim, 0, over) is not None
+
+    def along(
+        self, name: str, axis: int, rank: int, dim: Dim, held: Leaves, over: frozenset[int], output: str, *,
+        inverse: bool,
+    ) -> str:  # fmt: skip
+        """What `shared` does, for one axis of a tensor of `rank` axes."""
+        cut, shape = self.cut.only(held), [-1 if k == axis else 1 for k in range(rank)]
+        factors = []
+        for k in range(cut.mesh.tp):
+            counts = holders(cut, dim, k, over)
+            if counts is not None:
+                factors.append((1 / counts if inverse else counts).reshape(shape))
+        emitter = self.versions.emitter
+        return emitter.node("ScaleGradient", [name, emitter.constant(f"{output}.holders", factors)], output)
 
     def copied(self, value: Value, name: str, over: frozenset[int], shapes: Sequence[Sequence[LocalSize]]) -> str:
         """A version whose gradient is summed over ranks that differ on `over`."""
@@ -74,13 +129,25 @@ class Gradients:
     def _over(self, held: Leaves) -> frozenset[int]:
         return frozenset(axis for leaf in held for axis in self.cut.of(leaf))
 
-    def _made_over(self, output: Value) -> frozenset[int]:
-        """The sub-axes over which ranks make different parts of a value, or of a sum."""
-        return self._over(self.versions.native.get(output, NONE)) | self.versions.partial.get(output, frozenset())
+    def _made(self, node: Node) -> frozenset[int]:
+        """The sub-axes over which ranks make different parts of a node's outputs, or of sums."""
+        made = [
+            self._over(self.versions.native.get(output, NONE)) | self.versions.partial.get(output, frozenset())
+            for output in node.outputs
+            if output is not None
+        ]
+        return frozenset().union(*made)
+
+    def _uneven(self, output: Value | None) -> bool:
+        """Whether some elements of a value are cut as its node makes it, and others not."""
+        if output is None:
+            return False
+        cut = self.cut.only(self.versions.native.get(output, NONE))
+        return any(cut.covered(dim) != cut.touched(dim) for dim in self.analysis.axes[output] or ())
 
 
 def _differentiable(analysis: Analysis) -> set[Value]:
-    """Values that may have a gradient: trained weights, inputs of real numbers, and what is made of them."""
+    """Values that may have a gradient: trained weights, inputs of real or complex numbers, and what is made of them."""
     program = analysis.program
     found = {value for value in program.weights if value.weight is not None and value.weight.trained}
     found |= {value for value in program.inputs if (value.dtype or "").startswith(FLOATS)}

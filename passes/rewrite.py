@@ -65,7 +65,7 @@ class Rewriter:
         self.sizes = LocalSizes(self.emitter, lambda node, index: self._operand(node, index, NONE))
         self.active = {node: active_leaves(self.analysis, self.cut, node) for node in self.analysis.relations}
         self._natives()
-        self.gradients = Gradients(self.analysis, self.cut, self.versions) if self.training else None
+        self.gradients = Gradients(self.analysis, self.cut, self.versions, self.active) if self.training else None
         self.versions.gradients = self.gradients
         summed = {node: self._summed(node) for node in self.analysis.relations}
         self.flow = PartialFlow(self.analysis, lambda node: summed[node], self._cut_of)
@@ -222,6 +222,18 @@ class Rewriter:
                 name = self.gradients.operand(node, value, name, want, held | mask)
             inputs.append(name)
         outputs = [self.versions.native_name(v) if v is not None else "" for v in node.outputs]
+        if self.gradients is not None and self.gradients.divides(node):
+            outputs = [name and self.emitter.name(f"{name}.undivided") for name in outputs]
+        self._emit(node, inputs, outputs)
+        if self.gradients is not None and self.gradients.divides(node):
+            for value, name in zip(node.outputs, outputs, strict=True):
+                if value is not None:
+                    self.gradients.divided(value, name, self.versions.native_name(value))
+
+    def _emit(self, node: Node, inputs: list[str], outputs: list[str]) -> None:
+        """The node itself, for versions of its operands: as it stands, or as its relation asks for."""
+        relation, active = self.analysis.relations[node], self.active[node]
+        own = self._summed(node)
         if node.op in DRAWN and self.cut.axes:
             self._drawn(node, inputs, outputs)
             return

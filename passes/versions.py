@@ -235,7 +235,9 @@ class Versions:
         groups = mesh.groups(over)
         degree = len(groups[0])
         gathered = [[part * degree, *(shape[k] for k in front[1:])] for shape in shapes]
-        order = [_order(held_by, wanted[rank], next(g for g in groups if rank in g), part) for rank in range(mesh.tp)]
+        mine = [rank if self.gradients is not None else None for rank in range(mesh.tp)]
+        of_rank = [next(group for group in groups if rank in group) for rank in range(mesh.tp)]
+        order = [_order(held_by, wanted[rank], of_rank[rank], part, mine[rank]) for rank in range(mesh.tp)]
         ordered = all(np.array_equal(found, np.arange(part * degree)) for found in order)
         direct = ordered and not position and dims[axis].static
         name = emitter.collective(
@@ -346,16 +348,21 @@ class Versions:
         for step, axis in enumerate(todo):
             more = held | (want - held).intersection(leaves(axes[axis]))
             target = output if step == len(todo) - 1 else self.emitter.name(f"{output}.{axis}")
-            dim, position, final = axes[axis], axis, target
+            dim, position, rank, final = axes[axis], axis, len(axes), target
             if not dim.static:
-                name, dim, position, _, _ = self._isolate(value, name, axis, held, self.shapes(value, held), target)
+                name, dim, position, rank, _ = self._isolate(value, name, axis, held, self.shapes(value, held), target)
                 final = self.emitter.name(f"{target}.taken")
             before, after = self.cut.only(held), self.cut.only(frozenset(more))
-            if self.gradients is not None:
-                over = frozenset(a for leaf in more - held for a in self.cut.of(leaf))
-                name = self.gradients.copied(value, name, over, self.shapes(value, held))
+            over = frozenset(a for leaf in more - held for a in self.cut.of(leaf))
             taken = [_positions(before.index(dim, rank), after.index(dim, rank)) for rank in range(self.cut.mesh.tp)]
-            name = self.take(name, position, taken, final)
+            if self.gradients is None:
+                name = self.take(name, position, taken, final)
+            else:
+                name = self.gradients.copied(value, name, over, self.shapes(value, held))
+                divides = self.gradients.alike(value, dim, frozenset(more), over)
+                name = self.take(name, position, taken, self.emitter.name(f"{final}.undivided") if divides else final)
+                if divides:
+                    name = self.gradients.along(name, position, rank, dim, frozenset(more), over, final, inverse=True)
             if not axes[axis].static:
                 name = self._merge(name, position, axis, target)
             held = frozenset(more)
@@ -377,8 +384,14 @@ def _positions(held: Indices, wanted: Indices) -> Indices:
     return sorter[np.searchsorted(held, wanted, sorter=sorter)].astype(np.int64)
 
 
-def _order(held_by: Sequence[Indices], wanted: Indices, group: Sequence[int], part: int) -> Indices:
-    """Where each wanted element stands in the concatenation of a group's parts of `part` elements."""
-    where = np.concatenate([np.arange(len(held_by[rank])) + k * part for k, rank in enumerate(group)])
-    elements = np.concatenate([held_by[rank] for rank in group])
+def _order(
+    held_by: Sequence[Indices], wanted: Indices, group: Sequence[int], part: int, mine: int | None = None
+) -> Indices:
+    """Where each wanted element stands in the concatenation of a group's parts of `part` elements.
+
+    Of elements that several ranks hold the first counts; that of rank `mine`, where its gradient is to stay with it.
+    """
+    ranks = sorted(group, key=lambda rank: rank != mine)
+    where = np.concatenate([np.arange(len(held_by[rank])) + group.index(rank) * part for rank in ranks])
+    elements = np.concatenate([held_by[rank] for rank in ranks])
     return where[_positions(elements, wanted)].astype(np.int64)

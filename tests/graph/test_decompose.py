@@ -6,7 +6,8 @@ import numpy as np
 import onnx
 import pytest
 
-from tests.rules.forced import analysed, differs, force, named_leaves, run_ranks, run_whole
+from tests.rules.cuts import named_leaves
+from tests.rules.forced import analysed, differs, force, run_ranks, run_whole
 from tests.rules.sample import Sample
 
 TABLES = "float[9, 8] words, float[7, 8] at, float[8] g, float[8] c"

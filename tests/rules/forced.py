@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,20 +16,17 @@ from tests.one_graph import merge
 from tests.rules.reference import WITHOUT_KERNELS
 from tests.rules.sample import Array
 from tpcompile import pipeline
-from tpcompile.dims.analysis import Analysis, analyze, product_related
+from tpcompile.dims.analysis import analyze
 from tpcompile.dims.cut import Cut, Mesh, SubAxes
-from tpcompile.dims.dim import Dim, leaves
+from tpcompile.dims.dim import Dim
 from tpcompile.graph.doors import open_model
 from tpcompile.graph.local import LocalProgram
-from tpcompile.graph.program import Node
 from tpcompile.graph.to_onnx import inline_bytes, rank_model
 from tpcompile.passes.compilation import Compilation
 from tpcompile.passes.infer_shapes import InferShapes
 from tpcompile.passes.remove_unused import RemoveUnused
 from tpcompile.passes.rewrite import Rewriter
 from tpcompile.plan.request import Request
-
-Plan = dict[Dim, SubAxes]
 
 
 @dataclass
@@ -115,59 +110,3 @@ def differs(want: Sequence[Array], got: Sequence[Array], tolerance: float = 1e-5
         if not np.allclose(a, b, rtol=tolerance, atol=tolerance * (1 + size), equal_nan=True):
             return f"output {k} differs by {np.nanmax(np.abs(a - b))} of {size}"
     return ""
-
-
-def named_leaves(analysis: Analysis, nodes: Sequence[Node]) -> dict[str, Dim]:
-    """The static leaves of the nodes' operands by the first place they stand: "x[2]", or "x[2].1" within an axis."""
-    found: dict[Dim, str] = {}
-    for node in nodes:
-        relation = analysis.relations.get(node)
-        if relation is None:
-            continue
-        operands = [*zip(node.inputs, relation.inputs, strict=True), *zip(node.outputs, relation.outputs, strict=True)]
-        for value, axes in operands:
-            if value is None or axes is None or (value.known is not None and value.dtype in ("int32", "int64")):
-                continue
-            for axis, dim in enumerate(axes):
-                inside = list(leaves(dim))
-                for place, leaf in enumerate(inside):
-                    if leaf.static and leaf.size > 1:
-                        found.setdefault(leaf, f"{value.name}[{axis}]" + (f".{place}" if len(inside) > 1 else ""))
-    return {name: leaf for leaf, name in found.items()}
-
-
-def single_cuts(named: Mapping[str, Dim], mesh: Mesh) -> Iterator[Plan]:
-    """Every leaf over every set of sub-axes that leaves each rank a part."""
-    for leaf in named.values():
-        for count in range(1, len(mesh.primes) + 1):
-            for axes in itertools.combinations(mesh.all_axes, count):
-                if leaf.most_parts >= mesh.degree(axes):
-                    yield {leaf: axes}
-
-
-def random_cuts(analysis: Analysis, named: Mapping[str, Dim], mesh: Mesh, seed: int) -> Plan:
-    """Several leaves at once, as far as a planner may: what stands in one product shares no sub-axis."""
-    draw = random.Random(seed)
-    apart = exclusive(analysis)
-    plan: Plan = {}
-    order = list(named.values())
-    draw.shuffle(order)
-    for leaf in order:
-        taken = {axis for other, axes in plan.items() if frozenset((leaf, other)) in apart for axis in axes}
-        axes = tuple(axis for axis in mesh.all_axes if axis not in taken and draw.random() < 0.6)
-        if axes and leaf.most_parts >= mesh.degree(axes):
-            plan[leaf] = axes
-    return plan
-
-
-def exclusive(analysis: Analysis) -> set[frozenset[Dim]]:
-    """Pairs of leaves that cannot be cut over one sub-axis: factors of a value, what is summed with what is kept."""
-    found: set[frozenset[Dim]] = set()
-    for relation in analysis.relations.values():
-        operands = [axes for axes in (*relation.inputs, *relation.outputs) if axes is not None]
-        for axes in operands:
-            found.update(frozenset(pair) for pair in product_related(axes))
-        kept = [leaf for axes in relation.outputs if axes is not None for dim in axes for leaf in leaves(dim)]
-        for reduced in relation.reduced:
-            found.update(frozenset(pair) for pair in itertools.product(leaves(reduced.dim), kept))
-    return found

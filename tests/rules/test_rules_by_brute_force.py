@@ -7,17 +7,8 @@ from collections.abc import Iterator
 import onnx
 import pytest
 
-from tests.rules.forced import (
-    Forced,
-    analysed,
-    differs,
-    force,
-    named_leaves,
-    random_cuts,
-    run_ranks,
-    run_whole,
-    single_cuts,
-)
+from tests.rules.cuts import named_leaves, random_cuts, single_cuts
+from tests.rules.forced import Forced, analysed, differs, force, run_ranks, run_whole
 from tests.rules.sample import Sample
 from tests.rules.samples import SAMPLES
 from tpcompile.dims.cut import Mesh

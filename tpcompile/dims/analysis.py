@@ -111,11 +111,21 @@ def _relate(found: Analysis, node: Node) -> None:
     relation = Relation(node, inputs, outputs)
     try:
         find_rule(node.domain, node.op).apply(relation)
+        _all_spoken_of(found.program, relation)
     except (NotCovered, LookupError, TypeError, ValueError, ZeroDivisionError) as reason:
         # a form its rule did not think of: whole is always right, and the reason is shown
         relation = Relation(node, inputs, outputs)
         found.uncovered[node] = str(reason) if isinstance(reason, NotCovered) else f"its rule fails: {reason!r}"
     found.relations[node] = relation
+
+
+def _all_spoken_of(program: Program, relation: Relation) -> None:
+    """A rule may not be silent on an output that is read: it would be taken for whole where others are cut."""
+    for index, value in enumerate(relation.node.outputs):
+        if value is None or index in relation.answered or (value.sizes is None and value.dtype is None):
+            continue
+        if value.consumers or value.captors or value in program.outputs:
+            raise NotCovered(f"its rule says nothing of output {index}")
 
 
 def _apart(value: Value) -> bool:

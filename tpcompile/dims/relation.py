@@ -100,6 +100,8 @@ class Relation:
         self.ranged = False
         self.spread: Dim | None = None
         self.counts: list[Dim] = []
+        self.answered: set[int] = set()
+        """The outputs that the rule asked for: of others it says nothing."""
         self._spoken: set[int] = set()
         self._made: list[Dim] = []
 
@@ -116,6 +118,7 @@ class Relation:
         axes = self.outputs[index] if index < len(self.outputs) else None
         if axes is None:
             raise NotCovered(f"output {index} is absent or of unknown rank")
+        self.answered.add(index)
         return axes
 
     def has(self, index: int) -> bool:

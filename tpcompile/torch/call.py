@@ -102,6 +102,12 @@ def fake_mode_of(graph: torch.fx.Graph) -> Any:
     return torch._subclasses.FakeTensorMode()
 
 
+def makes_one(target: Any) -> bool:
+    """Whether an operator gives one tensor, and no tuple or list of them."""
+    schema = getattr(target, "_schema", None)
+    return schema is not None and [str(each.type) for each in schema.returns] == ["Tensor"]
+
+
 def target_name(target: Any) -> str:
     """An operator's name: "aten.linear.default", "operator.mul"."""
     if isinstance(target, torch._ops.OpOverload):

@@ -149,6 +149,16 @@ def once(x: Tensor, keep: bool) -> Tensor:
     return x.clone() if keep else torch.zeros_like(x)
 
 
+@torch.library.custom_op("tpcompile::scale_gradient", mutates_args=())
+def scale_gradient(x: Tensor, factor: Tensor) -> Tensor:
+    """`x`; the gradient is that of the result times `factor`, which broadcasts to it.
+
+    Where some elements of `x` are held by several ranks and others by one, a sum over ranks would count those several
+    times.
+    """
+    return x.clone()
+
+
 @all_reduce.register_fake
 def _(x: Tensor, group: str, reduce: str = "sum", trains: bool = True) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
@@ -176,6 +186,11 @@ def _(x: Tensor, group: str, root: int) -> Tensor:
 
 @once.register_fake
 def _(x: Tensor, keep: bool) -> Tensor:
+    return torch.empty_like(x)
+
+
+@scale_gradient.register_fake
+def _(x: Tensor, factor: Tensor) -> Tensor:
     return torch.empty_like(x)
 
 
@@ -219,9 +234,19 @@ def _of_once(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
     return gradient, None
 
 
+def _keep_factor(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1])
+
+
+def _of_scale_gradient(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+    (factor,) = ctx.saved_tensors
+    return gradient * factor.to(gradient.dtype), None
+
+
 all_reduce.register_autograd(_of_all_reduce, setup_context=_keep_inputs)
 copy.register_autograd(_of_copy, setup_context=_keep_inputs)
 all_gather.register_autograd(_of_all_gather, setup_context=_keep_inputs)
 own_part.register_autograd(_of_own_part, setup_context=_keep_inputs)
 broadcast.register_autograd(_of_broadcast, setup_context=_keep_inputs)
 once.register_autograd(_of_once, setup_context=_keep_inputs)
+scale_gradient.register_autograd(_of_scale_gradient, setup_context=_keep_factor)

@@ -15,10 +15,11 @@ from tpcompile.graph.constants import constant_of
 from tpcompile.graph.names import fresh_name
 from tpcompile.graph.program import Node, Program, Value, Weight
 from tpcompile.graph.samples import SAMPLES
-from tpcompile.torch.call import Call, Slot, bound, target_name
-from tpcompile.torch.reading import READINGS, WRITTEN, Reading, joined
+from tpcompile.torch.call import Call, Slot, bound, makes_one, target_name
+from tpcompile.torch.reading import READINGS, Reading
 from tpcompile.torch.sizes import SymbolSizes
 from tpcompile.torch.tensors import name_of
+from tpcompile.torch.written import WRITTEN, joined
 from tpcompile.weights.source import Source
 
 DOMAIN = "aten"
@@ -136,7 +137,8 @@ class Reader:
         name = target_name(node.target)
         if node.target is operator.getitem:
             made, index = node.args
-            self.found[node] = self._of(made)[index]
+            if node.users:  # others may ask for what was left out because nobody reads it
+                self.found[node] = self._of(made)[index]
             return
         target: Any = node.target
         arguments = bound(target, node.args, node.kwargs)
@@ -157,10 +159,10 @@ class Reader:
         if name == "aten.cat.default" and len(found := joined(arguments["tensors"])) == 1:
             given = found[0]
         source = self.found.get(given) if isinstance(given, torch.fx.Node) else None
-        made = node.meta.get("val")
-        if not isinstance(source, Value) or not isinstance(made, torch.Tensor) or source.sizes is None:
+        made, before = node.meta.get("val"), self.tensors.get(source.name) if isinstance(source, Value) else None
+        if before is None or not isinstance(made, torch.Tensor):
             return None
-        alike = source.dtype == name_of(made.dtype) and source.sizes == tuple(map(self.sizes.of, made.shape))
+        alike = before.dtype == made.dtype and [*map(_expression, before.shape)] == [*map(_expression, made.shape)]
         if name == "aten.dropout.default" and not (arguments["train"] and arguments["p"]):
             return source
         if name in SAME_UNLESS_RETYPED or name in ONLY_PASSING:
@@ -203,6 +205,8 @@ class Reader:
         if op in WITH_NUMBER and not any(value is not None and value.sizes for value in operands[1:]):
             made.op = WITH_NUMBER[op]
         values = node.meta.get("val")
+        if isinstance(values, tuple | list) and makes_one(target):
+            values = values[:1]
         if isinstance(values, tuple | list):
             outputs = [self._value(f"{node.name}.{k}", value, made, k) for k, value in enumerate(values)]
             self.found[node] = outputs
@@ -260,6 +264,11 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, bool | int | float | torch.SymInt | torch.SymBool | torch.SymFloat)
 
 
+def _expression(size: int | torch.SymInt) -> Any:
+    """A size as it is written: two may agree in all samples, and still be two where inputs are longer."""
+    return size if isinstance(size, int) else size.node.expr
+
+
 def _holds_node(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_holds_node, value))
@@ -267,9 +276,9 @@ def _holds_node(value: Any) -> bool:
 
 
 def _plain_name(name: str) -> str:
-    """ "aten.linear.default" → "linear", "operator.mul" → "mul"."""
+    """ "aten.linear.default" → "linear", "operator.mul" → "mul"; other libraries' operators keep the library's name."""
     parts = name.split(".")
-    return parts[1] if len(parts) > 1 else parts[0]
+    return ".".join(parts[:-1]) if len(parts) == 3 and parts[0] != "aten" else parts[1] if len(parts) > 1 else parts[0]
 
 
 def _scope(node: torch.fx.Node) -> str:

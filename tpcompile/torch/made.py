@@ -131,6 +131,11 @@ def _where(w: RankWriter, x: list[Any], a: Mapping[str, Any]) -> Any:
     return w.call(aten.where.self, w.tensor(condition), w.tensor(yes), w.tensor(no))
 
 
+@made("ScaleGradient")
+def _scale_gradient(w: RankWriter, x: list[Any], a: Mapping[str, Any]) -> Any:
+    return w.call(torch.ops.tpcompile.scale_gradient.default, w.tensor(x[0]), w.tensor(x[1]))
+
+
 @made("Not")
 def _not(w: RankWriter, x: list[Any], a: Mapping[str, Any]) -> Any:
     return w.call(aten.logical_not.default, w.tensor(x[0]))

@@ -6,14 +6,13 @@ both. Everything else keeps torch's name, its tensors in the schema's order, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 Arguments = dict[str, Any]
-aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
@@ -66,9 +65,17 @@ def _reduces(arguments: Arguments, rank: int) -> Mapping[str, Any]:
 def _swaps(arguments: Arguments, rank: int) -> Mapping[str, Any]:
     perm = list(range(rank))
     if rank:
-        a, b = arguments.get("dim0", 0) % rank, arguments.get("dim1", rank - 1) % rank
-        perm[a], perm[b] = perm[b], perm[a]
+        given = [arguments.get(f"{name}{k}", k - 2 * k * (rank < 2)) for name in ("dim", "axis") for k in (0, 1)]
+        a, b = (given[2:] if "axis0" in arguments else given)[:2]
+        perm[a % rank], perm[b % rank] = perm[b % rank], perm[a % rank]
     return {"perm": perm}
+
+
+def _moves(arguments: Arguments, rank: int) -> Mapping[str, Any]:
+    ends = [arguments[name] for name in ("source", "destination")]
+    source, target = ([dim % rank for dim in ([end] if isinstance(end, int) else end)] for end in ends)
+    rest = iter(dim for dim in range(rank) if dim not in source)
+    return {"perm": [source[target.index(dim)] if dim in target else next(rest) for dim in range(rank)]}
 
 
 def _permutes(arguments: Arguments, rank: int) -> Mapping[str, Any]:
@@ -98,120 +105,101 @@ def _picks(arguments: Arguments) -> str:
     return "Gather" if len(types) == 1 and types[0] in (torch.int64, torch.int32) else "index"
 
 
+def _groups(arguments: Arguments, rank: int) -> Mapping[str, Any]:
+    return {"group": arguments["groups"]}
+
+
 # One operand, element by element: the standard name where there is one.
-for _name, _op in {
-    "neg": "Neg", "clone": "Identity", "contiguous": "Identity", "alias": "Identity",
-    "lift_fresh_copy": "Identity", "to.dtype": "Cast", "_to_copy": "Cast", "to.dtype_layout": "Cast",
-    "to.device": "Cast", "type_as": "CastLike",
-}.items():  # fmt: skip
-    reads(_name, _op)
+reads("neg negative", "Neg")
+reads("clone contiguous alias alias_copy lift lift_fresh_copy", "Identity")
+reads("to.dtype to.dtype_layout to.device _to_copy", "Cast")
+reads("type_as to.other", "CastLike")
+reads("detach detach_copy", "detach")
 
 # Several operands that broadcast.
-for _name, _op in {
-    "add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div", "__and__": "And", "__or__": "Or", "__xor__": "Xor",
+for _names, _op in {
+    "add": "Add", "sub subtract": "Sub", "mul multiply": "Mul", "div divide true_divide": "Div", "__and__": "And",
+    "__or__": "Or", "__xor__": "Xor",
 }.items():  # fmt: skip
-    reads(f"{_name}.Tensor", _op)
+    for _name in _names.split():
+        reads(f"{_name}.Tensor {_name}.Scalar", _op)
+reads("div.Tensor_mode div.Scalar_mode divide.Tensor_mode divide.Scalar_mode", "floor_divide")
 reads("where.self", "Where", order=("condition", "self", "other"))
 reads("pow.Tensor_Tensor", "Pow")
 
 # Products.
-reads("matmul mm bmm", "MatMul")
+reads("matmul mm bmm mv", "MatMul")
 reads("addmm", "Gemm", order=("mat1", "mat2", "self"))
 reads("baddbmm", "baddbmm", order=("batch1", "batch2", "self"))
+reads("addbmm", "addbmm", order=("batch1", "batch2", "self"))
+reads("addmv", "addmv", order=("mat", "vec", "self"))
+reads("addr", "addr", order=("vec1", "vec2", "self"))
+reads("outer ger", "outer")
+reads("scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu", "Attention")
 reads("einsum", "Einsum", lambda a, rank: {"equation": a["equation"]})
-reads(
-    "conv1d conv2d conv3d",
-    "Conv",
-    lambda a, rank: {"group": a["groups"]},
-    order=("input", "weight", "bias"),
-    names={"group": "groups"},
-)
-reads("scaled_dot_product_attention", "Attention")
+_CONVOLVED: dict[str, Any] = {"order": ("input", "weight", "bias"), "names": {"group": "groups"}}
+reads("conv1d conv2d conv3d conv1d.padding conv2d.padding conv3d.padding", "Conv", _groups, **_CONVOLVED)
+reads("conv_transpose1d conv_transpose2d.input conv_transpose3d.input", "ConvTranspose", _groups, **_CONVOLVED)
 
 # Axes rearranged.
-reads("t transpose.int", "Transpose", _swaps)
-reads("permute", "Transpose", _permutes)
+reads("t t_copy transpose.int transpose_copy.int swapaxes swapdims", "Transpose", _swaps)
+reads("permute permute_copy", "Transpose", _permutes)
+reads("movedim.int movedim.intlist moveaxis.int moveaxis.intlist", "Transpose", _moves)
 reads("numpy_T", "Transpose", lambda a, rank: {"perm": list(reversed(range(rank)))})
 reads("mT", "Transpose", lambda a, rank: {"perm": [*range(rank - 2), rank - 1, rank - 2]})
 reads("reshape", "Reshape", sizes="shape")
 reads("flatten.using_ints", "Flatten")
-reads("expand broadcast_to", "Expand", sizes="size")
+reads("expand expand_copy broadcast_to", "Expand", sizes="size")
 reads("unflatten.int", "unflatten", sizes="sizes")
-reads("repeat", "Tile", sizes="repeats")
-reads("squeeze.dim squeeze.dims", "Squeeze", lambda a, rank: {"axes": _dims(a, "dim", rank)})
-reads("unsqueeze", "Unsqueeze", lambda a, rank: {"axes": [a["dim"] % (rank + 1)]})
+reads("repeat", "repeat", sizes="repeats")
+reads("tile", "repeat", sizes="dims")
+reads("squeeze.dims", "Squeeze", lambda a, rank: {"axes": _dims(a, "dim", rank) if a["dim"] else []})
+reads("unsqueeze unsqueeze_copy", "Unsqueeze", lambda a, rank: {"axes": [a["dim"] % (rank + 1)]})
 
 # Joined and taken apart.
-reads("cat concat", "Concat", _axis())
-reads("split_with_sizes", "Split", _axis(), sizes="split_sizes")
+reads("cat concat concatenate", "Concat", _axis())
+reads("split_with_sizes split_with_sizes_copy unsafe_split_with_sizes", "Split", _axis(), sizes="split_sizes")
+reads("slice.Tensor slice_copy.Tensor", "slice")
+reads("select.int select_copy.int", "select")
+reads("unbind.int unbind_copy.int", "unbind")
 
 # Picked by index.
 reads("embedding", "Gather", lambda a, rank: {"axis": 0, "padding_idx": a["padding_idx"]}, order=("weight", "indices"))
-reads("index.Tensor", _picks, _indexed)
-reads("index_put", "index_put", _indexed)
+reads("index.Tensor _unsafe_index.Tensor", _picks, _indexed)
+reads("index_put _unsafe_index_put", "index_put", _indexed)
 reads("index_select", "Gather", _axis(), order=("self", "index"))
 reads("gather", "GatherElements", _axis(), order=("self", "index"))
-reads("scatter.src", "ScatterElements", _axis(), order=("self", "index", "src"))
+reads("scatter.src scatter.reduce scatter_add scatter_reduce.two", "ScatterElements", _axis(),
+      order=("self", "index", "src"))  # fmt: skip
+reads("scatter.value scatter.value_reduce", "scatter", _axis(), order=("self", "index"))
+reads("one_hot", "OneHot", lambda a, rank: {"axis": -1})
 
 # Normalised, sorted, reduced.
 reads("softmax.int _softmax _safe_softmax", "Softmax", _axis())
 reads("log_softmax.int _log_softmax", "LogSoftmax", _axis())
 reads("layer_norm native_layer_norm", "LayerNormalization", _normalizes, order=("input", "weight", "bias"))
-reads("rms_norm", "RMSNormalization", _normalizes, order=("input", "weight"))
+reads("rms_norm _fused_rms_norm", "RMSNormalization", _normalizes, order=("input", "weight"))
 reads("group_norm", "GroupNormalization", lambda a, rank: {"num_groups": a["num_groups"]},
       order=("input", "weight", "bias"))  # fmt: skip
-reads("topk sort", "TopK", _axis())
+reads("topk sort sort.stable", "TopK", _axis())
 reads("argmax argmin", "ArgMax", _searches)
 reads("sum.dim_IntList sum", "ReduceSum", _reduces)
 reads("mean.dim mean", "ReduceMean", _reduces)
-reads("amax amin any.dim all.dim any all prod.dim_int prod logsumexp", "ReduceMax", _reduces)
-reads("var.correction std.correction", "ReduceMax", _reduces)
+reads("nansum count_nonzero count_nonzero.dim_IntList", "ReduceL1", _reduces)
+reads("max amax any any.dim any.dims", "ReduceMax", _reduces)
+reads("min amin all all.dim all.dims", "ReduceMin", _reduces)
+reads("prod prod.dim_int", "ReduceProd", _reduces)
+reads("logsumexp", "ReduceLogSumExp", _reduces)
+reads("norm.Scalar norm.ScalarOpt_dim linalg_vector_norm", "ReduceL2", _reduces)
+reads("var var.dim var.correction", "var", _reduces)
+reads("std std.dim std.correction", "std", _reduces)
+reads("median", "median", _reduces)
+reads("var_mean.dim var_mean.correction", "var_mean", _reduces)
+reads("std_mean.dim std_mean.correction", "std_mean", _reduces)
+reads("aminmax", "aminmax", _reduces)
+reads("max.dim min.dim median.dim", "max_along")
 reads("tril triu", "Trilu")
 
 # Made of sizes.
-reads("full zeros ones empty.memory_format", "ConstantOfShape", sizes="size")
+reads("full zeros ones empty.memory_format empty_permuted", "ConstantOfShape", sizes="size")
 reads("new_zeros new_ones new_full new_empty", "made_like", sizes="size")
-
-
-reads("max.dim", "max_along")
-reads("min.dim", "min_along")
-
-
-# Calls that are written another way first: what they do is then said once.
-
-Written = tuple[Any, Arguments] | None
-
-
-def _as_reshape(node: torch.fx.Node, arguments: Arguments) -> Written:
-    """A view asks for strides that a rank's part may not have."""
-    return aten.reshape.default, {"self": arguments["self"], "shape": arguments["size"]}
-
-
-def _as_split(node: torch.fx.Node, arguments: Arguments) -> Written:
-    """By the lengths of the parts, where none depends on the inputs."""
-    dim = arguments["dim"]
-    lengths = [part.shape[dim] for part in node.meta["val"]]
-    if not all(isinstance(length, int) for length in lengths):
-        return None
-    return aten.split_with_sizes.default, {"self": arguments["self"], "split_sizes": lengths, "dim": dim}
-
-
-def joined(tensors: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
-    """What cat joins: a tensor of one axis and no elements counts for nothing, caches begin as one."""
-    return [each for each in tensors if each.meta["val"].shape != (0,)]
-
-
-def _without_empty(node: torch.fx.Node, arguments: Arguments) -> Written:
-    kept = joined(arguments["tensors"])
-    whole = len(kept) == len(arguments["tensors"]) or not kept
-    return None if whole else (aten.cat.default, {"tensors": kept, "dim": arguments["dim"]})
-
-
-WRITTEN: dict[str, Callable[[torch.fx.Node, Arguments], Written]] = {
-    "aten.view.default": _as_reshape,
-    "aten._unsafe_view.default": _as_reshape,
-    "aten.chunk.default": _as_split,
-    "aten.split.Tensor": _as_split,
-    "aten.split.sizes": _as_split,
-    "aten.cat.default": _without_empty,
-}

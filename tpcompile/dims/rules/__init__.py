@@ -2,6 +2,8 @@
 
 from tpcompile.dims.rules import (
     aten,
+    aten_axes,
+    aten_indexed,
     aten_losses,
     attention,
     branches,
@@ -23,6 +25,8 @@ from tpcompile.dims.rules import (
 
 __all__ = [
     "aten",
+    "aten_axes",
+    "aten_indexed",
     "aten_losses",
     "attention",
     "branches",

@@ -4,29 +4,74 @@ Calls that do the same as a standard operator are read as that one (`tpcompile.t
 Many lines below only name the function that serves an ONNX operator too.
 """
 
-from tpcompile.dims.cut import Cut
+import re
+
 from tpcompile.dims.dim import Dim
 from tpcompile.dims.registry import rule
 from tpcompile.dims.relation import NotCovered, Relation
-from tpcompile.dims.rules import elementwise, lookups, reshapes
-from tpcompile.dims.rules.joins import sliced, take
-from tpcompile.dims.rules.norms import except_axes
+from tpcompile.dims.rules import contractions, elementwise, images, norms, reductions
 
 ATEN = "aten"
 
 rule(
-    "abs acos acosh add_number asin asinh atan atan2 atanh bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu "
-    "clamp clamp_max clamp_min copysign cos cosh elu empty_like eq erf erfc erfinv exp exp2 expm1 floor floor_divide "
-    "fmax fmin fmod full_like ge gelu gt hardsigmoid hardswish hardtanh heaviside hypot isfinite isinf isnan le "
-    "leaky_relu log log10 log1p log2 logaddexp logical_and logical_not logical_or logical_xor logit lt masked_fill max "
-    "maximum min minimum mish nan_to_num ne ones_like pow reciprocal relu relu6 remainder round rsqrt rsub selu "
-    "sigmoid sign silu sin sinh softplus softsign sqrt square sub_number tan tanh tanhshrink threshold trunc where "
-    "xlogy zeros_like",
+    "__lshift__ __rshift__ _prelu_kernel abs acos acosh add_number addcdiv addcmul angle asin asinh atan atan2 atanh "
+    "bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max "
+    "clamp_min clip complex copy copysign cos cosh deg2rad digamma elu empty_like eq erf erfc erfinv exp exp2 expm1 "
+    "fill floor floor_divide fmax fmin fmod frac full_like gcd ge gelu gt hardshrink hardsigmoid hardswish hardtanh "
+    "heaviside hypot i0 imag isclose isfinite isinf isnan isneginf isposinf lcm le leaky_relu lerp lgamma log log10 "
+    "log1p log2 log_sigmoid logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt masked_fill "
+    "max maximum min minimum mish nan_to_num ne nextafter ones_like polar polygamma pow rad2deg real reciprocal relu "
+    "relu6 remainder round rsqrt rsub selu sgn sigmoid sign signbit silu sin sinc sinh softplus softshrink sqrt square "
+    "sub_number tan tanh threshold trunc where xlogy zeros_like",
     domain=ATEN,
 )(elementwise.broadcast)
-rule("scale", domain=ATEN, linear=(0,))(elementwise.linear_unary)
-rule("detach", domain=ATEN, linear=(0,))(elementwise.linear_unary)
-rule("arange eye linspace rand randint randn randperm", domain=ATEN)(reshapes.sequence)
+rule("scale detach", domain=ATEN, linear=(0,))(elementwise.linear_unary)
+
+
+@rule("native_dropout", domain=ATEN)
+def native_dropout(op: Relation) -> None:
+    """In evaluation the identity; the mask has the axes of the data."""
+    if op.node.attribute("train") and op.node.attribute("p"):
+        raise NotCovered("it draws numbers")
+    elementwise.dropout(op)
+
+
+@rule("prelu", domain=ATEN)
+def prelu(op: Relation) -> None:
+    """A slope for each channel, or one for all."""
+    op.same(0)
+    x, slope = op.input(0), op.input(1)
+    for dim in slope:
+        op.pair_or_broadcast(dim, x[min(1, len(x) - 1)])
+
+
+@rule("bucketize", domain=ATEN)
+def bucketize(op: Relation) -> None:
+    """Each element by itself; the boundaries need whole."""
+    op.same(0)
+    for dim in op.input(1):
+        op.whole(dim, "each element is looked for in it")
+
+
+@rule("view_as_complex", domain=ATEN)
+def view_as_complex(op: Relation) -> None:
+    """The last axis, real and imaginary part, goes; it needs whole. Sums are reduced before: they are sent as reals."""
+    _parts(op, op.input(0), op.output())
+
+
+@rule("view_as_real", domain=ATEN, linear=(0,))
+def view_as_real(op: Relation) -> None:
+    """A last axis of real and imaginary part appears; it needs whole."""
+    _parts(op, op.output(), op.input(0))
+
+
+def _parts(op: Relation, real: list[Dim], numbers: list[Dim]) -> None:
+    for dim, other in zip(real[:-1], numbers, strict=True):
+        op.pair(dim, other)
+    op.whole(real[-1], "real and imaginary part")
+
+
+# -- products --------------------------------------------------------
 
 
 @rule("linear", "... k, n k, n -> ... n", domain=ATEN, sums="k")
@@ -35,219 +80,213 @@ def linear(op: Relation) -> None:
     op.once = frozenset((2,)) if op.has(2) else frozenset()
 
 
-@rule("baddbmm", "b m k, b k n -> b m n", domain=ATEN, sums="k")
-def baddbmm(op: Relation) -> None:
-    """As Gemm, for each of a batch."""
+def _added_once(op: Relation) -> None:
     op.broadcast(2)
     op.once = frozenset((2,))
 
 
-@rule("Gather", domain=ATEN)
-def gather(op: Relation) -> None:
-    """As the standard operator; the row whose gradient is left out is counted as ranks count."""
-    lookups.gather(op)
-    padding = op.node.attribute("padding_idx", -1)
-    if padding >= 0 and op.lookup is not None:
-        table = op.input(0)[op.lookup.axis]
-
-        def local(cut: Cut, rank: int) -> int:
-            mine = cut.index(table, rank)
-            return padding - int(mine[0]) if padding in mine else -1
-
-        op.local_attribute("padding_idx", local, table)
+@rule("baddbmm", "b m k, b k n -> b m n", domain=ATEN, sums="k")
+def baddbmm(op: Relation) -> None:
+    """As Gemm, for each of a batch."""
+    _added_once(op)
 
 
-@rule("index", domain=ATEN)
-def index(op: Relation) -> None:
-    """Indices of one axis look it up; of several they need those whole, and stand where these stood, or first."""
-    x, y, axes = op.input(0), op.output(), list(op.node.attribute("axes", ()))
-    ids = [op.input(1 + k) for k in range(len(axes))]
-    if any(value is None or value.dtype == "bool" for value in op.node.inputs[1:]):
-        raise NotCovered("it picks by a mask")
-    count = max(map(len, ids))
-    together = axes == list(range(axes[0], axes[0] + len(axes)))
-    first = axes[0] if together else 0
-    rest = [dim for k, dim in enumerate(x) if k not in axes]
-    for dim, out in zip(rest, y[:first] + y[first + count :], strict=True):
+@rule("addbmm", "b m k, b k n -> m n", domain=ATEN, sums="b k")
+def addbmm(op: Relation) -> None:
+    """As Gemm, summed over a batch as well."""
+    _added_once(op)
+
+
+@rule("addmv", "m k, k -> m", domain=ATEN, sums="k")
+def addmv(op: Relation) -> None:
+    """As Gemm, with a vector."""
+    _added_once(op)
+
+
+@rule("addr", "m, n -> m n", domain=ATEN)
+def addr(op: Relation) -> None:
+    """As Gemm, of two vectors: nothing is summed over."""
+    op.broadcast(2)
+
+
+@rule("outer", "m, n -> m n", domain=ATEN, linear=(0, 1))
+def outer(op: Relation) -> None:
+    """Every element times every other."""
+
+
+@rule("inner dot", domain=ATEN)
+def inner(op: Relation) -> None:
+    """The last axes are summed over, all others stay.  "m k, n k -> m n" """
+    x, z, y = op.input(0), op.input(1), op.output()
+    if not x or not z:
+        raise NotCovered("a tensor without axes")
+    op.pair(x[-1], z[-1])
+    op.sums(x[-1])
+    for dim, out in zip([*x[:-1], *z[:-1]], y, strict=True):
         op.pair(dim, out)
-    for each in ids:
-        for dim, out in zip(reversed(each), reversed(y[first : first + count]), strict=False):
+
+
+@rule("tensordot", domain=ATEN)
+def tensordot(op: Relation) -> None:
+    """Pairs of axes are summed over, the others stay in order."""
+    x, z, y = op.input(0), op.input(1), op.output()
+    dims = op.node.attribute("dims_self"), op.node.attribute("dims_other")
+    pairs = [(a % len(x), b % len(z)) for a, b in zip(*dims, strict=True)]
+    for a, b in pairs:
+        op.pair(x[a], z[b])
+        op.sums(x[a])
+    kept = [dim for k, dim in enumerate(x) if k not in [a for a, _ in pairs]]
+    kept += [dim for k, dim in enumerate(z) if k not in [b for _, b in pairs]]
+    for dim, out in zip(kept, y, strict=True):
+        op.pair(dim, out)
+
+
+@rule("bilinear", "... i, ... j, n i j, n -> ... n", domain=ATEN, sums="i j")
+def bilinear(op: Relation) -> None:
+    """Two operands meet in each column; each may be row parallel."""
+    op.once = frozenset((3,)) if op.has(3) else frozenset()
+
+
+@rule("cdist", "... m k, ... n k -> ... m n", domain=ATEN, whole="k", why="distances are made of all of it")
+def cdist(op: Relation) -> None:
+    """Each row of the one by each of the other."""
+
+
+@rule("cosine_similarity", domain=ATEN)
+def cosine_similarity(op: Relation) -> None:
+    """Operands broadcast to each other; the axis that vectors lie along goes, and needs whole."""
+    x, z, y = op.input(0), op.input(1), op.output()
+    rank = max(len(x), len(z))
+    axis = op.node.attribute("dim") % rank
+    for axes in (x, z):
+        if len(axes) < rank:
+            raise NotCovered("operands of different rank")
+        op.whole(axes[axis], "lengths are made of all of it")
+        for dim, out in zip([dim for k, dim in enumerate(axes) if k != axis], y, strict=True):
             op.pair_or_broadcast(dim, out)
-    for axis in axes:
-        op.whole(x[axis], "elements picked by index")
 
 
-@rule("index_put", domain=ATEN)
-def index_put(op: Relation) -> None:
-    """Axes that are not indexed line up; indexed ones need whole, as do the indices."""
-    x, y, axes = op.input(0), op.output(), list(op.node.attribute("axes", ()))
-    op.same(0)
-    for axis in axes:
-        op.whole(x[axis], "elements written by index")
-    for k in range(len(axes)):
-        for dim in op.input(1 + k):
-            op.whole(dim, "elements written by index")
-    rest = [dim for k, dim in enumerate(y) if k not in axes]
-    updates = op.input(1 + len(axes))
-    if axes != list(range(axes[0], axes[0] + len(axes))) or len(updates) < len(rest) - axes[0]:
-        raise NotCovered("its values do not lie like what they replace")
-    after = rest[axes[0] :]
-    for dim, out in zip(updates[len(updates) - len(after) :], after, strict=True):
-        op.pair_or_broadcast(dim, out)
-    for dim in updates[: len(updates) - len(after)]:
-        op.whole(dim, "elements written by index")
-    for dim in rest[: axes[0]]:
-        op.whole(dim, "elements written by index")
+@rule("linalg_cross", domain=ATEN)
+def cross(op: Relation) -> None:
+    """Vectors of three lie along an axis, which needs whole."""
+    op.broadcast(0, 1)
+    axis = op.node.attribute("dim") % len(op.output())
+    op.whole(op.output()[axis], "a product of vectors")
 
 
-@rule("select", domain=ATEN, linear=(0,))
-def select(op: Relation) -> None:
-    """One element of an axis, which goes: the axis is what stands before it, it, and what stands behind."""
-    x, y = op.input(0), op.output()
-    axis, picked = op.node.attribute("dim") % len(x), op.node.attribute("index")
-    for dim, out in zip([dim for k, dim in enumerate(x) if k != axis], y, strict=True):
-        op.pair(dim, out)
-    if picked is None or not x[axis].static:
-        op.whole(x[axis], "an element picked by index")
-        return
-    first = picked % x[axis].size
-    start, _, when = take(op, x[axis], None, first, first + 1)
-    op.local_attribute("index", start, *when)
+@rule("Conv", domain=ATEN)
+def conv(op: Relation) -> None:
+    """As the standard operator, of a batch."""
+    _of_a_batch(op)
+    contractions.conv(op)
 
 
-@rule("slice", domain=ATEN, linear=(0,))
-def slice_(op: Relation) -> None:
-    """As the standard operator, of one axis."""
-    x, y = op.input(0), op.output()
-    axis = op.node.attribute("dim") % len(x)
-    for k, (dim, out) in enumerate(zip(x, y, strict=True)):
-        if k != axis:
-            op.pair(dim, out)
-    bounds, varies, operand = [], False, 1
-    for name in ("start", "end"):
-        if name in op.node.attributes:
-            bounds.append([op.node.attribute(name)] * len(x[axis].sizes))
-        else:
-            known, value = op.known(operand), op.value(operand)
-            if known is None or value is None:
-                raise NotCovered("where it begins or ends is computed")
-            bounds.append([int(k) for k in known])
-            varies |= not value.fixed
-            operand += 1
-    start, stop, when = sliced(op, x[axis], y[axis], bounds[0], bounds[1], op.node.attribute("step", 1), varies)
-    if start is not None:
-        op.local_attribute("start", start, *when)
-    if stop is not None:
-        op.local_attribute("end", stop, *when)
+@rule("ConvTranspose", domain=ATEN)
+def conv_transpose(op: Relation) -> None:
+    """As the standard operator, of a batch."""
+    _of_a_batch(op)
+    contractions.conv_transpose(op)
 
 
-@rule("unbind", domain=ATEN)
-def unbind(op: Relation) -> None:
-    """Each element of an axis by itself; the axis needs whole."""
-    x = op.input(0)
-    axis = op.node.attribute("dim") % len(x)
-    op.whole(x[axis], "it is taken apart")
-    for k in range(len(op.node.outputs)):
-        for dim, out in zip([dim for k, dim in enumerate(x) if k != axis], op.output(k), strict=True):
-            op.pair(dim, out)
+def _of_a_batch(op: Relation) -> None:
+    if len(op.input(0)) != len(op.input(1)):
+        raise NotCovered("an image without a batch")
 
 
-@rule("stack", domain=ATEN)
-def stack(op: Relation) -> None:
-    """Operands side by side along a new axis, which is whole."""
-    y = op.output()
-    axis = op.node.attribute("dim") % len(y)
-    op.whole(y[axis], "operands stand side by side in it")
-    for k in range(len(op.node.inputs)):
-        for dim, out in zip(op.input(k), [dim for k, dim in enumerate(y) if k != axis], strict=True):
-            op.pair(dim, out)
+HEAD = "attention needs a head's features whole"
 
 
-@rule("repeat_interleave", domain=ATEN)
-def repeat_interleave(op: Relation) -> None:
-    """Each element several times: the copies are the inner factor of the result."""
-    x, y, copies = op.input(0), op.output(), op.node.attribute("repeats")
-    if op.node.attribute("dim") is None or not isinstance(copies, int):
-        raise NotCovered("it repeats the flattened tensor, or each element as often as another tensor says")
-    axis = op.node.attribute("dim") % len(x)
-    for k, (dim, out) in enumerate(zip(x, y, strict=True)):
-        if k != axis or copies == 1:
-            op.pair(dim, out)
-        else:
-            inner = Dim((copies,) * len(dim.sizes))
-            op.whole(inner, "the copies of an element")
-            op.pair(op.product(dim, inner), out)
-
-
-@rule("unflatten", domain=ATEN, linear=(0,))
-def unflatten(op: Relation) -> None:
-    """One axis becomes several."""
-    x, y = op.input(0), op.output()
-    axis, count = op.node.attribute("dim") % len(x), len(y) - len(x) + 1
-    for dim, out in zip(x[:axis] + x[axis + 1 :], y[:axis] + y[axis + count :], strict=True):
-        op.pair(dim, out)
-    parts = y[axis : axis + count]
-    reshapes.regroup(op, [x[axis]], parts)
-    op.scaled_shape(1, parts)
-
-
-@rule("made_like", domain=ATEN)
-def made_like(op: Relation) -> None:
-    """A fresh value of sizes that are given; the first operand tells its type only."""
-    for dim in (*op.input(0), *op.output()):
-        op.fresh(dim)
-    op.scaled_shape(1, op.output())
-
-
-@rule("cumsum cumprod cummax cummin logcumsumexp flip roll", domain=ATEN)
-def running(op: Relation) -> None:
-    """The axis it runs along needs whole."""
-    dims = op.node.attribute("dim", op.node.attribute("dims"))
-    rank = len(op.input(0))
-    axes = set(range(rank)) if dims in (None, []) else {d % rank for d in ([dims] if isinstance(dims, int) else dims)}
-    for k in range(len(op.node.outputs)):
-        except_axes(op, axes, f"{op.node.op} runs along it", k)
-
-
-@rule("diff", domain=ATEN)
-def difference(op: Relation) -> None:
-    """Neighbours along an axis, with what is put before and behind them: it needs whole."""
-    y = op.output()
-    axis = op.node.attribute("dim") % len(y)
-    for index in range(len(op.node.inputs)):
-        for k, (dim, out) in enumerate(zip(op.input(index), y, strict=True)):
-            if k == axis:
-                op.whole(dim, "differences of neighbours")
-                op.whole(out, "differences of neighbours")
+@rule("Attention", domain=ATEN)
+def attention(op: Relation) -> None:
+    """Heads are independent; with fewer key heads, query heads = key heads × group. Length and head size need whole."""
+    q, k, v, y = op.input(0), op.input(1), op.input(2), op.output()
+    lead = y[:-2]
+    for dim in (q[-1], k[-1], v[-1], y[-1]):
+        op.whole(dim, HEAD)
+    op.pair(q[-2], y[-2])
+    op.pair(k[-2], v[-2])
+    for dim in (q[-2], k[-2]):
+        op.whole(dim, "masks and causality go by positions")
+    for axes in (q, k, v):
+        grouped = axes is not q and bool(op.node.attribute("enable_gqa")) and len(axes) > 2
+        if grouped:
+            group = Dim(tuple(a // b for a, b in zip(lead[-1].sizes, axes[-3].sizes, strict=True)))
+            op.pair(lead[-1], op.product(axes[-3], group))
+        outer = axes[: -3 if grouped else -2]
+        for dim, out in zip(reversed(outer), reversed(lead[:-1] if grouped else lead), strict=False):
+            op.pair_or_broadcast(dim, out)
+    if op.has(3):
+        mask = op.input(3)
+        for dim in mask[-2:]:
+            op.whole(dim, "attention looks along it")
+        for dim, out in zip(reversed(mask[:-2]), reversed(lead), strict=False):
+            op.pair_or_broadcast(dim, out)
+    for index in range(1, len(op.node.outputs)):  # the sums of each query's weights; seeds
+        for place, dim in enumerate(op.output(index) if op.outputs[index] is not None else ()):
+            if index == 1 and place < len(lead):
+                op.pair(dim, lead[place])
             else:
-                op.pair(dim, out)
+                op.whole(dim, "attention looks along it")
 
 
-@rule("pad constant_pad_nd", domain=ATEN)
-def pad(op: Relation) -> None:
-    """Axes that get no padding are as they were; pairs of widths are listed from the last axis on."""
-    widths = op.node.attribute("pad")
-    if widths is None:
-        raise NotCovered("the padding is computed")
-    rank = len(op.input(0))
-    except_axes(op, {rank - 1 - k // 2 for k, width in enumerate(widths) if width}, "a padded axis")
+# -- norms, images ---------------------------------------------------
 
 
-@rule("max_along min_along", domain=ATEN)
-def extreme(op: Relation) -> None:
-    """The largest or smallest along an axis, and where it stands: the axis needs whole."""
+rule("var std median var_mean std_mean aminmax", domain=ATEN)(reductions.reduce_whole)
+
+
+@rule(
+    "batch_norm instance_norm native_batch_norm _native_batch_norm_legit_no_training "
+    "_native_batch_norm_legit_functional",
+    domain=ATEN,
+)
+def batch_norm(op: Relation) -> None:
+    """Each channel by itself; what makes statistics needs all the rest whole."""
     x = op.input(0)
-    axis = op.node.attribute("dim") % len(x)
-    op.whole(x[axis], "it is searched")
+    op.same(0)
+    if op.node.attribute("training", op.node.attribute("use_input_stats", False)):
+        for dim in (x[0], *x[2:]):
+            op.whole(dim, "statistics are made of all of it")
+    others = [op.input(k) for k in range(1, len(op.node.inputs)) if op.has(k)]
+    for axes in (*others, *(op.output(k) for k in range(1, len(op.node.outputs)))):
+        for dim in axes:
+            if dim.sizes == x[1].sizes:
+                op.pair(dim, x[1])
+            else:
+                op.fresh(dim)
+
+
+def _in_space(op: Relation) -> None:
+    """All axes line up but the last ones, of which the operator's name tells the number: "avg_pool2d"."""
+    found = re.search(r"(\d)d", op.node.op)
+    count = int(found[1]) if found else 0
+    rank = len(op.input(0))
     for k in range(len(op.node.outputs)):
-        y = op.output(k)
-        kept = [dim for k, dim in enumerate(y) if k != axis] if op.node.attribute("keepdim") else y
-        for dim, out in zip([dim for k, dim in enumerate(x) if k != axis], kept, strict=True):
-            op.pair(dim, out)
+        norms.except_axes(op, set(range(rank - count, rank)), "space that an operator on images looks at", k)
 
 
-@rule("noise", domain=ATEN)
-def noise(op: Relation) -> None:
-    """Random numbers: every rank draws all of them, alike, and takes its part."""
-    for dim in op.output():
-        op.whole(dim, "ranks draw the same random numbers")
+@rule(
+    "adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d max_pool1d max_pool2d max_pool3d "
+    "max_pool1d_with_indices max_pool2d_with_indices max_pool3d_with_indices reflection_pad1d reflection_pad2d "
+    "reflection_pad3d replication_pad1d replication_pad2d replication_pad3d upsample_linear1d upsample_nearest1d "
+    "_upsample_nearest_exact1d upsample_bicubic2d upsample_bilinear2d upsample_nearest2d _upsample_nearest_exact2d "
+    "upsample_trilinear3d upsample_nearest3d _upsample_nearest_exact3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa",
+    domain=ATEN,
+)
+def in_space(op: Relation) -> None:
+    """Each image by itself, channel by channel; space needs whole. Where maxima stand is counted within an image."""
+    _in_space(op)
+
+
+@rule(
+    "avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d "
+    "_adaptive_avg_pool2d _adaptive_avg_pool3d",
+    domain=ATEN,
+    linear=(0,),
+)
+def average_pool(op: Relation) -> None:
+    """The same; partial sums pass, and get smaller."""
+    _in_space(op)
+
+
+rule("grid_sampler grid_sampler_2d grid_sampler_3d", domain=ATEN)(images.grid_sample)

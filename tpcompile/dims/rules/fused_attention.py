@@ -122,7 +122,8 @@ def attention(op: Relation, mask: int = 3, past: int = 4, scores: int = 5, lengt
     _batch_and_queries(op, x, y)
     _mask(op, mask)
     _scores(op, scores, heads)
-    for axes in (op.inputs[past] if op.has(past) else None, op.outputs[1] if len(op.node.outputs) > 1 else None):
+    present = op.output(1) if len(op.node.outputs) > 1 and op.node.outputs[1] is not None else None
+    for axes in (op.inputs[past] if op.has(past) else None, present):
         if axes is not None:  # [2, b, h, t, hd]
             op.whole(axes[0], "keys and values")
             _apart(op, axes[1:], heads, axis=1)

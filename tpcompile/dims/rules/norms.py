@@ -89,7 +89,8 @@ def group_norm(op: Relation) -> None:
         op.whole(dim, why)
     groups = in_groups(op, "num_groups", x[1], why=why)
     for k in (1, 2):
-        op.pair(op.input(k)[0], groups if op.node.version < 21 else x[1])
+        if op.has(k):
+            op.pair(op.input(k)[0], groups if op.node.version < 21 else x[1])
 
 
 @rule("InstanceNormalization")

@@ -49,6 +49,8 @@ def dynamic(op: Relation) -> None:
     if len(op.node.outputs) < 3 or None in op.node.outputs:
         raise NotCovered("nobody asks for its scale")
     op.same(0)
+    for dim in (*op.output(1), *op.output(2)):
+        op.fresh(dim)
     op.ranged = True
 
 

@@ -37,7 +37,7 @@ class AtOnce(RankWriter):
     def __init__(self, parallel: Parallelized, rank: int, given: Mapping[str, Any]) -> None:
         work = parallel.work
         axes = {value.name: dims for value, dims in work.analysis.axes.items() if dims is not None}
-        super().__init__(work.source, work.program, work.local, rank, axes, trains=True)
+        super().__init__(work.source, work.program, work.local, rank, axes, True, {})
         self.contents = {constant.name: constant for constant in self.local.constants}
         self.tensors = {}
         self.weights: dict[str, Any] = {}

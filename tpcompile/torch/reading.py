@@ -111,7 +111,7 @@ def _groups(arguments: Arguments, rank: int) -> Mapping[str, Any]:
 
 # One operand, element by element: the standard name where there is one.
 reads("neg negative", "Neg")
-reads("clone contiguous alias alias_copy lift lift_fresh_copy", "Identity")
+reads("clone contiguous alias alias_copy lift", "Identity")
 reads("to.dtype to.dtype_layout to.device _to_copy", "Cast")
 reads("type_as to.other", "CastLike")
 reads("detach detach_copy", "detach")

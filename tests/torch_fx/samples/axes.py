@@ -64,7 +64,7 @@ SAMPLES = [
     # joined
     Sample("cat", "x: b 6 5, z: b 4 5", "([x, z], 1)", free="x[1] x[2] z[1]"),
     Sample("cat", "x: b s 6, z: b 1 6", "([x, z], -2)", free="x[2]", note="of unknown length"),
-    Sample("cat", "x: 0, z: 4 10", "([x, z], 1)", free="z[0] z[1]", note="nothing in front"),
+    Sample("cat", "x: 0, z: 4 10, y: 4 6", "([x, z, y], 1)", free="z[0] z[1] y[1]", note="nothing in front"),
     Sample("cat", "x: 4 10", "([x, x], 1)", free="x[0] x[1]", note="twice the same"),
     *same("concat concatenate", "x: 6 5, z: 4 5", "([x, z])", "x[0] x[1] z[0]", passes=""),
     Sample("stack", "x: 6 10, z: 6 10", "([x, z], 1)", free="x[0] x[1]"),

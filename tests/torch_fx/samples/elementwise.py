@@ -39,7 +39,7 @@ SAMPLES = [
     *unary("logit", (0.1, 0.9)),
     *unary("polygamma", (1, 3), code="(2, x)"),
     *unary("bitwise_not", inputs="x: 5 6 10 int"),
-    *unary("neg negative clone alias_copy detach lift_fresh_copy", passes="x"),
+    *unary("neg negative clone alias_copy detach", passes="x"),
     Sample("detach_copy", X, "(x)", free=FREE, passes="x", trains=False),
     Sample("contiguous", X, "(x)"),
     Sample("contiguous", X, "aten.contiguous(x.transpose(1, 2), memory_format=torch.contiguous_format)", note="turned"),

@@ -84,6 +84,6 @@ SAMPLES = [
     *along("kl_div", "(x, z, 2, log_target=True)", inputs=BOTH, sums=ALL, free=""),
     Sample("binary_cross_entropy", "x: 4 6, z: 4 6",
            "aten.binary_cross_entropy.default(x.sigmoid(), z.sigmoid())", sums="t0[0] t0[1]"),
-    Sample("binary_cross_entropy_with_logits", "x: 4 6, z: 4 6, w: 6 buffer", "(x, z, w)", sums="x[0] x[1]",
+    Sample("binary_cross_entropy_with_logits", "x: 4 6, z: 4 6", "(x, z)", sums="x[0] x[1]",
            values={"z": (0, 1)}),
 ]  # fmt: skip

@@ -10,7 +10,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from tests.rules.forced import Forced, analysed, differs, force, named_leaves, run_ranks, run_whole
+from tests.rules.cuts import named_leaves
+from tests.rules.forced import Forced, analysed, differs, force, run_ranks, run_whole
 from tests.rules.sample import Sample
 from tpcompile.dims.cut import SubAxes
 

@@ -21,7 +21,8 @@ FILE_NAME = "bundle.json"
 FORMAT = 1
 OPERATIONS = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast")
 TORCH = "torch"
-DIALECTS = ("tensorrt", "onnxruntime", TORCH)
+ONNX_DIALECTS = ("tensorrt", "onnxruntime")
+DIALECTS = (*ONNX_DIALECTS, TORCH)
 """Whose collectives the rank files hold: DistCollective, which TensorRT and the runner read, or ONNX Runtime's; or they
 are programs of torch, with operators of our own."""
 STATE_KINDS = ("append", "in_place")

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tpcompile.bundle.manifest import DIALECTS
+from tpcompile.bundle.manifest import ONNX_DIALECTS
 from tpcompile.errors import Fault, raise_all
 from tpcompile.plan.cost import OBJECTIVES
 from tpcompile.plan.recipe import Recipe
@@ -38,7 +38,7 @@ class Request:
         state: cache input → output that replaces it.
         roles: role → name of an input or output.
         reduce_dtype: "float32" to sum half precision in float32 within the rank files, or "model" to sum it as it is.
-        dialect: whose collectives the rank files hold, one of `DIALECTS`.
+        dialect: whose collectives the rank files hold, one of `ONNX_DIALECTS`.
         topology: the machine that costs are told for, and that `latency` plans for: a name or a file.
         memory_bytes: what weights and caches may take on a rank; None for no limit.
         annotations: "follow" what the model's own sharding annotations say of its weights, or "ignore" them.
@@ -58,7 +58,7 @@ class Request:
     state: Mapping[str, str] = field(default_factory=dict)
     roles: Mapping[str, str] = field(default_factory=dict)
     reduce_dtype: str = "float32"
-    dialect: str = DIALECTS[0]
+    dialect: str = ONNX_DIALECTS[0]
     topology: str = DEFAULT
     memory_bytes: int | None = None
     annotations: str = ANNOTATIONS[0]
@@ -120,8 +120,8 @@ class Request:
                     f"Use one of {', '.join(REDUCE_DTYPES)}",
                 )
             )
-        if self.dialect not in DIALECTS:
-            fact, remedy = "there is no such choice", f"Use one of {', '.join(DIALECTS)}"
+        if self.dialect not in ONNX_DIALECTS:
+            fact, remedy = "there is no such choice", f"Use one of {', '.join(ONNX_DIALECTS)}"
             faults.append(Fault("TP118", f"--dialect {self.dialect}", fact, remedy))
         if self.annotations not in ANNOTATIONS:
             fact, remedy = "there is no such choice", f"Use one of {', '.join(ANNOTATIONS)}"

@@ -56,7 +56,7 @@ EXPECTED = {
 CASES = [(name, tp) for name in models.FAMILIES for tp in (2, 4)]
 UNEVEN = [(name, 3) for name in ("llama", "gpt2-kv", "bert", "falcon")]
 WHOLE = {
-    "mixtral-grouped": "6 nodes run whole on every rank, for want of a rule: 4 grouped_mm_fallback, 2 histc",
+    "mixtral-grouped": "6 nodes run whole on every rank, for want of a rule: 4 transformers.grouped_mm_fallback, 2 histc",
 }
 
 

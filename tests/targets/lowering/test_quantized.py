@@ -50,13 +50,13 @@ SAMPLES = [
         """(uint8[b, 5, 700] x, int8[b, 700, s] w, uint8 z, int8 o) => (int32[] y)
         { y = MatMulInteger(x, w, z, o) }""",
         note="both computed",
-        values={"x": (250, 256), "w": (-128, -120), "z": (0, 3), "o": (120, 128)},
+        values={"x": (250, 256), "w": (-64, -56), "z": (0, 3), "o": (120, 128)},
     ),
     Sample(
         "MatMulInteger",
         """(uint8[b, 5, t] x, int8[b, t, s] w, uint8 z, int8 o) => (int32[] y) { y = MatMulInteger(x, w, z, o) }""",
         note="a length that varies",
-        values={"x": (250, 256), "w": (-128, -120), "z": (0, 3), "o": (120, 128)},
+        values={"x": (250, 256), "w": (-64, -56), "z": (0, 3), "o": (120, 128)},
         sizes={"b": 2, "s": 3, "t": 2000},
     ),
     Sample(

@@ -99,6 +99,31 @@ def test_dims_and_plan_load_neither_onnx_nor_torch() -> None:
     assert not loaded_by([name for name in modules() if room(name) in ("dims", "plan")]) & HEAVY
 
 
+CUTTING = (
+    *("name_dims", "choose_plan", "check_plan", "cut_graph", "rewrite", "versions", "gradients", "shared_parts"),
+    *("parallel_loss", "local_sizes", "masked_lookup", "gathered_weights", "remove_unused", "check_local", "emit"),
+)
+"""The passes that serve ONNX and PyTorch graphs alike."""
+NEUTRAL = ("program", "local", "names", "dtypes", "samples", "state")
+"""What of `graph` does."""
+
+
+def test_what_serves_every_graph_loads_neither_onnx_nor_torch() -> None:
+    names = [f"tpcompile.passes.{name}" for name in CUTTING] + [f"tpcompile.graph.{name}" for name in NEUTRAL]
+    assert not loaded_by(names + [name for name in modules() if room(name) == "weights"]) & HEAVY
+
+
+@pytest.mark.parametrize("module", [name for name in modules() if room(name) != "torch"])
+def test_torch_is_imported_in_its_own_room_alone(module: str) -> None:
+    assert "torch" not in {name.split(".")[0] for name in imports(module, modules()[module])}
+
+
+def test_a_rank_of_torch_starts_without_the_compiler() -> None:
+    pytest.importorskip("torch", reason="rank programs of torch need torch")
+    found = loaded_by(["tpcompile.torch.run"])
+    assert "torch" in found and not found & {"onnx", "onnx_ir", "onnx_shape_inference", "scipy"}
+
+
 def test_a_rank_starts_without_the_compiler() -> None:
     assert not loaded_by(["tpcompile.run.tprun"]) & {"onnx_ir", "onnx_shape_inference", "scipy", "torch"}
 

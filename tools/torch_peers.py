@@ -25,7 +25,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tpcompile.torch import groups
-from tpcompile.torch.parallelize import parallelize
+from tpcompile.torch.programs import parallelize
 
 BATCH, SEQUENCE, VOCABULARY, RANKS = 4, 128, 8000, 2
 LONGEST = 512  # positions that the models have, and the largest of a dynamic size

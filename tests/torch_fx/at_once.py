@@ -14,7 +14,7 @@ import torch
 
 from tpcompile.torch.call import Call
 from tpcompile.torch.made import Content
-from tpcompile.torch.parallelize import Parallelized
+from tpcompile.torch.programs import Parallelized
 from tpcompile.torch.to_aten import COLLECTIVES, RankWriter, local_tensor
 
 Tensors = list[Any]

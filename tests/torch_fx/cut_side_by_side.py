@@ -29,7 +29,7 @@ from tpcompile.passes.remove_unused import RemoveUnused
 from tpcompile.passes.rewrite import Rewriter
 from tpcompile.plan.request import Request
 from tpcompile.torch.capture import capture
-from tpcompile.torch.parallelize import Parallelized, start
+from tpcompile.torch.programs import Parallelized, start
 from tpcompile.weights.ranges import take
 
 aten = torch.ops.aten

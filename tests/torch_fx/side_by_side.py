@@ -13,7 +13,7 @@ import torch
 from tests.torch_fx import models
 from tests.torch_fx.lockstep import Ranks
 from tpcompile.graph.local import Placed
-from tpcompile.torch.parallelize import Parallelized, parallelize
+from tpcompile.torch.programs import Parallelized, parallelize
 
 
 @functools.cache

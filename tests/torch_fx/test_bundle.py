@@ -23,7 +23,7 @@ from tpcompile.graph.program import Weight  # noqa: E402
 from tpcompile.run.launch import add_launch_arguments, run_command  # noqa: E402
 from tpcompile.torch.bundle import RankPrograms, load, save  # noqa: E402
 from tpcompile.torch.holdings import Held  # noqa: E402
-from tpcompile.torch.merge import merge, merge_states  # noqa: E402
+from tpcompile.torch.merging import merge, merge_states  # noqa: E402
 from tpcompile.weights import safetensors  # noqa: E402
 from tpcompile.weights.ranges import Part, take  # noqa: E402
 from tpcompile.weights.source import FileBytes  # noqa: E402

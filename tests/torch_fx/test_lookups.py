@@ -10,7 +10,7 @@ import pytest
 torch: Any = pytest.importorskip("torch", reason="torch is not installed: pip install 'tpcompile[torch]'")
 
 from tests.torch_fx.side_by_side import assert_given, run, taken  # noqa: E402
-from tpcompile.torch.parallelize import Parallelized, parallelize  # noqa: E402
+from tpcompile.torch.programs import Parallelized, parallelize  # noqa: E402
 
 X = torch.linspace(-2, 3, 2 * 5 * 20).reshape(2, 5, 20)
 

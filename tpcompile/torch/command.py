@@ -13,7 +13,7 @@ from tpcompile.bundle.write import check_target
 from tpcompile.errors import Fault, raise_all
 from tpcompile.passes.compilation import Compilation
 from tpcompile.plan_summary import summarize
-from tpcompile.torch.parallelize import parallelize, planned
+from tpcompile.torch.programs import parallelize, planned
 
 OF_ONNX = {
     "verify": "--verify", "hash": "--hash", "engine": "--engine", "profile": "--profile", "triton": "--triton",

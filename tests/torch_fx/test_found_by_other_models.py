@@ -162,3 +162,46 @@ def test_constants_that_join_uneven_parts_are_saved_and_loaded(tmp_path: Path) -
     ranks, mine = Ranks(3), [load(tmp_path / "bundle", rank).module() for rank in range(3)]
     for got in ranks.run(lambda rank: ranks.module(mine[rank], rank)(X)):
         torch.testing.assert_close(got, model(X))
+
+
+def _written_in_part(m: Any, x: Any) -> Any:
+    h = m.up(x)
+    kept = torch.zeros_like(h)
+    kept[:, 1:] = functional.silu(h[:, 1:])
+    return m.down(kept)
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_what_is_written_into_a_part_of_a_tensor_has_a_gradient(tp: int) -> None:
+    made = assert_trains_alike(Mlp(_written_in_part), tp, X)
+    assert made.rank_program(0).state_dict["up.weight"].shape == (INNER // tp, WIDTH)
+
+
+class ComplexRotary(torch.nn.Module):  # type: ignore[misc]
+    """Attention whose positions are rotations of complex numbers, as LLaMA's first code has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.q, self.k, self.v = (torch.nn.Linear(WIDTH, 48, bias=False) for _ in range(3))
+        self.o = torch.nn.Linear(48, WIDTH, bias=False)
+        angles = torch.outer(torch.arange(12.0), 100.0 ** (-torch.arange(0, 8, 2) / 8))
+        self.register_buffer("turns", torch.polar(torch.ones(12, 4), angles))
+
+    def turned(self, x: Any) -> Any:
+        pairs = torch.view_as_complex(x.reshape(*x.shape[:-1], 4, 2))
+        return torch.view_as_real(pairs * self.turns[: x.shape[1], None]).flatten(3).transpose(1, 2)
+
+    def forward(self, x: Any) -> Any:
+        q, k, v = (of(x).unflatten(-1, (6, 8)) for of in (self.q, self.k, self.v))
+        found = functional.scaled_dot_product_attention(
+            self.turned(q), self.turned(k), v.transpose(1, 2), is_causal=True
+        )
+        return self.o(found.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_heads_are_cut_where_positions_are_complex_numbers(tp: int) -> None:
+    made = assert_trains_alike(ComplexRotary(), tp, X)
+    assert made.rank_program(0).state_dict["q.weight"].shape == (48 // tp, WIDTH)
+    assert [call.op for call in made.work.local.collectives if call.op != "copy"] == ["all_reduce"]

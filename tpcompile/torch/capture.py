@@ -66,27 +66,28 @@ def capture(model: Any, example_inputs: Any = None, dynamic: Any = None) -> Capt
         remedy = "Give a torch.nn.Module with example_inputs, a torch.export.ExportedProgram or the path of a .pt2"
         raise refuse("TP230", "", f"an object of type {kind} is no PyTorch model", remedy)
     tensors = program.state_dict | {k: v for k, v in program.constants.items() if isinstance(v, torch.Tensor)}
-    tied: dict[str, str] = {}
-    first: dict[Any, str] = {}
-    for key, tensor in tensors.items():
-        place = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
-        if tensor.numel() and first.setdefault(place, key) != key:
-            tied[key] = first[place]
+    places = {
+        key: (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        for key, tensor in tensors.items()
+        if tensor.numel()
+    }
     sources: dict[str, Source] = {key: source_of(tensor) for key, tensor in tensors.items()}
-    return Captured(name, prepared(program), sources, tied, _names(program, dynamic, model))
+    return Captured(name, prepared(program), sources, _tied(places), _names(program, dynamic, model))
+
+
+def _tied(places: Mapping[str, object]) -> dict[str, str]:
+    """The names of what lies where another name's tensor lies: name → the first of that place."""
+    first: dict[object, str] = {}
+    return {name: first[place] for name, place in places.items() if first.setdefault(place, name) != name}
 
 
 def _from_archive(path: Path) -> Captured:
     """Weights stay in their files."""
     program, stored = read_archive(path)
     require_all(program, stored, path)
-    tied: dict[str, str] = {}
-    first: dict[tuple[Source, str, tuple[int, ...]], str] = {}
-    for name, found in stored.items():
-        if first.setdefault((found.source, found.dtype, found.shape), name) != name:
-            tied[name] = first[found.source, found.dtype, found.shape]
+    places = {name: (found.source, found.dtype, found.shape) for name, found in stored.items() if found.source.nbytes}
     sources = {name: found.source for name, found in stored.items()}
-    return Captured(path.name, prepared(program), sources, tied, {})
+    return Captured(path.name, prepared(program), sources, _tied(places), {})
 
 
 def _exported(model: torch.nn.Module, name: str, example_inputs: Any, dynamic: Any) -> torch.export.ExportedProgram:
@@ -100,7 +101,8 @@ def _exported(model: torch.nn.Module, name: str, example_inputs: Any, dynamic: A
     try:
         return torch.export.export(model, args, kwargs, dynamic_shapes=_dims(dynamic), strict=False)
     except Exception as error:  # the exporter raises many kinds, and what the model itself raises
-        said = next(iter(str(error).strip().splitlines()), "")[:300]
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = " ".join(lines[: 2 if "Constraints violated" in str(error) else 1])[:300]  # which one stands behind
         kind = type(error).__name__
         if "DataDependent" in kind or "data-dependent" in str(error):
             fact = f"its graph depends on the content of a tensor: {said}"

@@ -48,6 +48,8 @@ def prepared(program: torch.export.ExportedProgram) -> torch.export.ExportedProg
             _split_noise(graph, node)
         elif node.target is aten._native_batch_norm_legit_functional.default:
             _keep_statistics(graph, node)
+        elif node.target is aten.copy.default:
+            _spread(graph, node)
     found = copy.copy(program)
     found._graph_module = torch.fx.GraphModule(torch.nn.Module(), graph)
     found._graph_module.meta = dict(program.graph_module.meta)
@@ -66,6 +68,16 @@ def _keep_statistics(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
     """The running statistics as they were: the backward pass wants them still, when the buffers are written already."""
     make = _Maker(graph, node)
     node.args = tuple(make(aten.clone.default, each) if k in (3, 4) else each for k, each in enumerate(node.args))
+
+
+def _spread(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """What is copied into a tensor, as it lies there; the operator that functionalization makes has no gradient."""
+    given = bound(aten.copy.default, node.args, node.kwargs)
+    make, into = _Maker(graph, node), given["self"]
+    made = make(aten.to.dtype, given["src"], into.meta["val"].dtype)
+    made = make(aten.expand.default, made, make.sizes(into))
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)
 
 
 # -- dropout ---------------------------------------------------------
@@ -100,13 +112,16 @@ class _Maker:
         made.meta.update({key: value for key, value in self.node.meta.items() if key == "nn_module_stack"})
         return cast(torch.fx.Node, made)
 
+    def sizes(self, x: torch.fx.Node) -> list[int | torch.fx.Node]:
+        return [
+            size if isinstance(size, int) else self(aten.sym_size.int, x, axis)
+            for axis, size in enumerate(x.meta["val"].shape)
+        ]
+
     def noise(self, x: torch.fx.Node, p: float) -> torch.fx.Node:
         """0 for what is dropped, 1 / (1 − p) for what is kept, in the shape of x."""
         value = x.meta["val"]
-        sizes = [
-            size if isinstance(size, int) else self(aten.sym_size.int, x, axis) for axis, size in enumerate(value.shape)
-        ]
-        return self(torch.ops.tpcompile.noise.default, sizes, p, value.dtype, value.device)
+        return self(torch.ops.tpcompile.noise.default, self.sizes(x), p, value.dtype, value.device)
 
 
 def _attention(make: _Maker, given: dict[str, Any]) -> torch.fx.Node:
@@ -121,11 +136,7 @@ def _attention(make: _Maker, given: dict[str, Any]) -> torch.fx.Node:
     k = make(aten.mul.Tensor, make(aten.transpose.int, k, -2, -1), math.sqrt(scale))
     scores = make(aten.matmul.default, q, k)
     if given["is_causal"]:
-        sizes = [
-            size if isinstance(size, int) else make(aten.sym_size.int, each, axis)
-            for each, axis in ((q, -2), (k, -1))
-            for size in (each.meta["val"].shape[axis],)
-        ]
+        sizes = [make.sizes(q)[-2], make.sizes(k)[-1]]
         device = q.meta["val"].device
         mask = make(aten.tril.default, make(aten.ones.default, sizes, dtype=torch.bool, device=device))
     if mask is not None and mask.meta["val"].dtype == torch.bool:

@@ -139,7 +139,7 @@ class RankWriter:
         shape = list(value.shape)
         shape[axis] = sum(stop - start for start, stop in ranges)
         with self.fakes:
-            return torch.empty(shape, dtype=value.dtype)
+            return torch.empty(shape, dtype=value.dtype, device=value.device)
 
     # -- nodes -------------------------------------------------------
 

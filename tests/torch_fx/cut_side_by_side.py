@@ -11,6 +11,8 @@ import itertools
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -32,6 +34,8 @@ from tpcompile.torch.capture import capture
 from tpcompile.torch.programs import Parallelized, start
 from tpcompile.weights.ranges import take
 
+if find_spec("transformers"):
+    import_module("transformers.integrations.moe")  # makes the operators of its samples known to torch
 aten = torch.ops.aten
 INNER = 6
 """The size of the dim that is summed over by products in front of inputs."""

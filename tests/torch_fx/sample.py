@@ -33,7 +33,7 @@ class Sample:
 
     Attributes:
         target: the operator of aten whose reading and rule it proves, with its overload if that is not the default:
-            "softmax.int".
+            "softmax.int"; "library::operator" of another library.
         inputs: what it is given, "x: b 6 10, w: 7 10 weight, ids: b s int". Of type float32 unless a type's name is
             among the words; "weight" is trained, "buffer" is stored and not.
         code: a call's arguments, "(x, -1)", or an expression of aten, torch, the inputs and the symbols, perhaps after
@@ -70,7 +70,8 @@ class Sample:
     @property
     def overload(self) -> str:
         """The operator's full name: "aten.relu.default"."""
-        return f"aten.{self.target}" + ("" if "." in self.target else ".default")
+        name = self.target.replace("::", ".") if "::" in self.target else f"aten.{self.target}"
+        return name + ("" if "." in self.target else ".default")
 
     def tensors(self) -> Iterator[Tensor]:
         """The inputs, in order."""

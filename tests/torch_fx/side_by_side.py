@@ -13,13 +13,21 @@ import torch
 from tests.torch_fx import models
 from tests.torch_fx.lockstep import Ranks
 from tpcompile.graph.local import Placed
-from tpcompile.torch.programs import Parallelized, parallelize
+from tpcompile.passes.compilation import Compilation
+from tpcompile.pipeline import replanned
+from tpcompile.torch.programs import Parallelized, planned, rewritten
+
+
+@functools.cache
+def analysed(name: str, training: bool) -> Compilation:
+    """A family read, analysed and planned for 2 ranks, once per process."""
+    return planned(models.exported(name), tp=2, training=training)
 
 
 @functools.cache
 def parallelized(name: str, tp: int, training: bool = False) -> Parallelized:
-    """A family cut by the planner alone, once per process."""
-    return parallelize(models.exported(name), tp=tp, training=training)
+    """A family cut by the planner alone."""
+    return rewritten(replanned(analysed(name, training), tp))
 
 
 @functools.cache

@@ -31,6 +31,7 @@ SENT = {
     ("falcon", 2): (3, 1, 2 * 2 + 1),
     # What the router weighs experts with is whole, what it weighs is cut.
     ("mixtral", 2): (5, 1, 5 + 2),
+    ("mixtral-grouped", 2): (5, 1, 5 + 2),
 }
 
 

@@ -219,3 +219,26 @@ def test_a_graph_that_writes_into_what_it_is_given_is_refused() -> None:
     assert refusal(WritesInput().eval(), (X.clone(),)) == (
         "TP723 x: the graph writes into what it is given: 'x'. Give back what it makes, as an output"
     )
+
+
+class Recurrent(torch.nn.Module):  # type: ignore[misc]
+    """An operator that no rule speaks of, between products."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.up = torch.nn.Linear(12, 20)
+        self.rnn = torch.nn.LSTM(20, 16, batch_first=True)
+        self.out = torch.nn.Linear(16, 10)
+
+    def forward(self, x: Any) -> Any:
+        return self.out(self.rnn(self.up(x).relu())[0])
+
+
+@pytest.mark.filterwarnings("ignore:The tensor attributes")  # torch.export, of what LSTM remembers
+def test_what_has_no_rule_runs_whole_and_is_named() -> None:
+    model, x = Recurrent().eval(), torch.randn(3, 5, 12)
+    made = parallelize(model, x, tp=2)
+    assert made.warnings == ("1 nodes run whole on every rank, for want of a rule: 1 lstm",)
+    for got in outputs(made, x):
+        assert torch.allclose(got, model(x), atol=1e-5)

@@ -178,7 +178,12 @@ def parallelize(model: Any, example_inputs: Any = None, *, tp: int, **wishes: An
     Raises:
         Refused: the model or a wish cannot be served.
     """
-    work = pipeline.run(planned(model, example_inputs, tp=tp, **wishes), pipeline.REWRITING)
+    return rewritten(planned(model, example_inputs, tp=tp, **wishes))
+
+
+def rewritten(work: Compilation) -> Parallelized:
+    """What a plan makes of its model."""
+    work = pipeline.run(work, pipeline.REWRITING)
     work.local.weights += unused(work)
     return Parallelized(work)
 

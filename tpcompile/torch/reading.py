@@ -135,6 +135,8 @@ reads("addbmm", "addbmm", order=("batch1", "batch2", "self"))
 reads("addmv", "addmv", order=("mat", "vec", "self"))
 reads("addr", "addr", order=("vec1", "vec2", "self"))
 reads("outer ger", "outer")
+reads("_grouped_mm", "_grouped_mm", order=("self", "mat2", "offs", "bias"))
+READINGS["transformers.grouped_mm_fallback.default"] = Reading("grouped_mm")  # what exporting makes of it in float32
 reads("scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu", "Attention")
 reads("einsum", "Einsum", lambda a, rank: {"equation": a["equation"]})
 _CONVOLVED: dict[str, Any] = {"order": ("input", "weight", "bias"), "names": {"group": "groups"}}

@@ -108,7 +108,7 @@ SAMPLES = [
     Sample("masked_fill.Tensor", "x: 5 6 10, m: 6 1 bool, n: ", "(x, m, n)", free=FREE),
     Sample("floor_divide", BOTH, "(x, z)", free=FREE, values={"z": (0.5, 2)}, trains=False),
     Sample("heaviside", BOTH, "(x, z)", free=FREE, trains=False),
-    Sample("copy", "x: 5 6 10, z: 6 1", "(x, z)", free=FREE, trains=False),
+    Sample("copy", "x: 5 6 10, z: 6 1", "(x, z)", trains=False, note="is read as what it writes"),
     Sample("fill.Scalar", X, "(x, 2.5)", free=FREE),
     Sample("fill.Tensor", "x: 5 6 10, n: ", "(x, n)", free=FREE),
     Sample("full_like", X, "(x, 2.5)", free=FREE),

@@ -63,4 +63,5 @@ SAMPLES = [
     Sample("index_copy", "x: 6 10, ids: 4 int, z: 4 10", "(x, 0, torch.argsort(ids), z)", free="x[1]"),
     Sample("index_fill.int_Scalar", "x: 6 10, ids: 4 int", "(x, 1, ids, 0.5)", free="x[0]"),
     Sample("index_fill.int_Tensor", "x: 6 10, ids: 4 int, z: ", "(x, 1, ids, z)", free="x[0]"),
+    Sample("histc", "x: 6 10", "(x, 8, -2, 2)", trains=False),
 ]  # fmt: skip

@@ -16,7 +16,7 @@ ATEN = "aten"
 rule(
     "__lshift__ __rshift__ _prelu_kernel abs acos acosh add_number addcdiv addcmul angle asin asinh atan atan2 atanh "
     "bitwise_and bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max "
-    "clamp_min clip complex copy copysign cos cosh deg2rad digamma elu empty_like eq erf erfc erfinv exp exp2 expm1 "
+    "clamp_min clip complex copysign cos cosh deg2rad digamma elu empty_like eq erf erfc erfinv exp exp2 expm1 "
     "fill floor floor_divide fmax fmin fmod frac full_like gcd ge gelu gt hardshrink hardsigmoid hardswish hardtanh "
     "heaviside hypot i0 imag isclose isfinite isinf isnan isneginf isposinf lcm le leaky_relu lerp lgamma log log10 "
     "log1p log2 log_sigmoid logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit lt masked_fill "
@@ -112,6 +112,37 @@ def addr(op: Relation) -> None:
 @rule("outer", "m, n -> m n", domain=ATEN, linear=(0, 1))
 def outer(op: Relation) -> None:
     """Every element times every other."""
+
+
+@rule("grouped_mm", domain=ATEN, linear=(0, 1))
+def grouped_mm(op: Relation) -> None:
+    """Rows in groups, and a matrix for each group, of a mixture of experts.  "n k, e k m, e -> n m" """
+    x, w = op.input(0), op.input(1)
+    if len(x) != 2 or len(w) != 3 or not op.has(2) or op.has(3):
+        raise NotCovered("only rows in groups, times a matrix for each, have a rule")
+    for dim in (x[0], w[0]):
+        op.whole(dim, "where groups of rows end is known when it runs")
+    op.pair(x[0], op.output()[0])
+    op.whole(op.input(2)[0], "each group begins where the one before ends")
+    op.pair(x[1], w[1])
+    op.sums(x[1])
+    op.pair(w[2], op.output()[1])
+
+
+@rule("_grouped_mm", domain=ATEN, linear=(0, 1))
+def aligned_grouped_mm(op: Relation) -> None:
+    """As `grouped_mm`; torch's own takes rows that begin at multiples of 16 bytes."""
+    grouped_mm(op)
+    for dim in op.input(1)[1:]:
+        op.blocks(dim, 8, "rows must begin at multiples of 16 bytes")
+
+
+@rule("histc", domain=ATEN)
+def histc(op: Relation) -> None:
+    """Every element may count in every place."""
+    for dim in op.input(0):
+        op.whole(dim, "elements of all of it are counted together")
+    op.whole(op.output()[0], "it is counted as one")
 
 
 @rule("inner dot", domain=ATEN)

@@ -45,17 +45,21 @@ class NameDims:
             raise refuse(
                 "TP301",
                 work.source.file,
-                f"{len(work.analysis.uncovered)} nodes have no rule and run whole: {', '.join(forms[:5])}",
+                f"{_nodes(len(work.analysis.uncovered), 'has no rule and runs', 'have no rule and run')} whole: "
+                f"{', '.join(forms[:5])}",
                 "Leave out --strict to run them whole on every rank",
             )
         whole = Counter(node.op for node in work.analysis.uncovered)
         if whole:
             found = ", ".join(f"{count} {op}" for op, count in whole.most_common(6))
             others = f" and {len(whole) - 6} kinds more" if len(whole) > 6 else ""
-            work.warnings.append(
-                f"{sum(whole.values())} nodes run whole on every rank, for want of a rule: {found}{others}"
-            )
+            ran = _nodes(sum(whole.values()), "runs", "run")
+            work.warnings.append(f"{ran} whole on every rank, for want of a rule: {found}{others}")
         return f"{len(work.analysis.relations)} nodes related, {len(work.state)} caches"
+
+
+def _nodes(count: int, one: str, several: str) -> str:
+    return f"1 node {one}" if count == 1 else f"{count} nodes {several}"
 
 
 def _may_be_cut(value: Value) -> bool:

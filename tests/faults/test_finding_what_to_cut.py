@@ -48,7 +48,7 @@ def test_h5_what_no_rule_covers_is_refused_where_that_is_asked(tmp_path: Path) -
     with pytest.raises(Refused) as refused:
         Ranks(model(NO_RULE), 2, tmp_path, strict=True)
     assert str(refused.value) == (
-        "TP301 the ModelProto: 1 nodes have no rule and run whole: LpNormalization (LpNormalization has no rule). "
+        "TP301 the ModelProto: 1 node has no rule and runs whole: LpNormalization (LpNormalization has no rule). "
         "Leave out --strict to run them whole on every rank"
     )
 

@@ -133,7 +133,7 @@ def test_state_and_roles_that_the_user_names() -> None:
         ),
         (
             "(float[6, 6] x) => (float[6, 6] y) <float[6, 6] w> { h = Det(x) g = MatMul(x, w) y = Add(g, h) }",
-            "TP301 the ModelProto: 1 nodes have no rule and run whole: Det (Det has no rule). "
+            "TP301 the ModelProto: 1 node has no rule and runs whole: Det (Det has no rule). "
             "Leave out --strict to run them whole on every rank",
         ),
     ],

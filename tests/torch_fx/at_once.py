@@ -7,6 +7,7 @@ to values and gradients is what its documentation says.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -92,8 +93,10 @@ def fits(told: Sequence[int | None], tensor: Any) -> bool:
     return len(told) == tensor.dim() and all(a in (None, b) for a, b in zip(told, tensor.shape, strict=True))
 
 
-def run(parallel: Parallelized, given: Sequence[Mapping[str, Any]]) -> list[tuple[Tensors, dict[str, Any]]]:
-    """The outputs and the trained weights of every rank, for each rank's inputs."""
+def run(
+    parallel: Parallelized, given: Sequence[Mapping[str, Any]], counts: Counter[str] | None = None
+) -> list[tuple[Tensors, dict[str, Any]]]:
+    """The outputs and the trained weights of every rank, for each rank's inputs; collectives of rank 0 are counted."""
     ranks = [AtOnce(parallel, rank, feeds) for rank, feeds in enumerate(given)]
     for node in parallel.work.local.nodes:
         for writer in ranks:
@@ -103,6 +106,10 @@ def run(parallel: Parallelized, given: Sequence[Mapping[str, Any]]) -> list[tupl
                 error.add_note(f"at {node.op} {node.name}")
                 raise
         if ranks[0].meets is not None:
+            op, (_, _, *more), _ = ranks[0].meets
+            if counts is not None:
+                name = str(op).split(".")[1]
+                counts[f"{name} {more[0] if more else 'sum'}" if name == "all_reduce" else name] += 1
             _meet(ranks)
     return [(writer.outputs(), writer.weights) for writer in ranks]
 

@@ -7,7 +7,6 @@ value heads and feed-forward widths that 4 divides, except in `llama-odd`, where
     exported("llama")                    the ExportedProgram, captured once per process
     inputs("llama", batch=3, seq=5)      keyword inputs of the module and of its exported program
     training_step("llama")               a module in training mode: ids and labels in, loss out
-    exported_training_step("llama")      the same, captured
 """
 
 from __future__ import annotations
@@ -315,19 +314,3 @@ def training_step(name: str, dropout: float = 0.0) -> Any:
     if name == "llama-tied":
         sizes["tie_word_embeddings"] = True
     return Loss(of(model, config="GPT2Config" if name == "gpt2" else None, **sizes)()).train()
-
-
-def training_inputs(batch: int = 2, seq: int = 7) -> Inputs:
-    """Ids and labels; the labels of padding, and of the first token of all, are −100."""
-    ids = tokens(batch, seq)
-    labels = ids.masked_fill(padding(batch, seq) == 0, -100)
-    labels[0, 0] = -100
-    return {"input_ids": ids, "labels": labels}
-
-
-@functools.cache
-def exported_training_step(name: str, dropout: float = 0.0) -> Any:
-    """The ExportedProgram of `training_step`, captured once per process in training mode: not to be changed."""
-    shapes = dynamic({"input_ids": TEXT["input_ids"], "labels": TEXT["input_ids"]})
-    step = training_step(name, dropout)
-    return torch.export.export(step, (), training_inputs(), dynamic_shapes=shapes, strict=False)

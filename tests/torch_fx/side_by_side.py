@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tests.torch_fx import models
+from tests.torch_fx import at_once, models
 from tests.torch_fx.lockstep import Ranks
 from tpcompile.graph.local import Placed
 from tpcompile.passes.compilation import Compilation
@@ -65,6 +65,14 @@ def run(made: Parallelized, mine: Sequence[Any], inputs: Sequence[Sequence[torch
             return tensors(ranks.module(mine[rank], rank)(*inputs[rank]))
 
     return Ran(ranks.run(body), ranks.meeting.counts)
+
+
+def run_at_once(made: Parallelized, inputs: Sequence[Sequence[torch.Tensor]]) -> Ran:
+    """The same without programs: ranks run while they are written."""
+    counts: Counter[str] = Counter()
+    with torch.no_grad():
+        found = at_once.run(made, [dict(enumerate(each)) for each in inputs], counts)
+    return Ran([outputs for outputs, _ in found], counts)
 
 
 def taken(made: Parallelized, inputs: Any) -> list[list[torch.Tensor]]:

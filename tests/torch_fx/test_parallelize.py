@@ -239,6 +239,6 @@ class Recurrent(torch.nn.Module):  # type: ignore[misc]
 def test_what_has_no_rule_runs_whole_and_is_named() -> None:
     model, x = Recurrent().eval(), torch.randn(3, 5, 12)
     made = parallelize(model, x, tp=2)
-    assert made.warnings == ("1 nodes run whole on every rank, for want of a rule: 1 lstm",)
+    assert made.warnings == ("1 node runs whole on every rank, for want of a rule: 1 lstm",)
     for got in outputs(made, x):
         assert torch.allclose(got, model(x), atol=1e-5)

@@ -209,9 +209,7 @@ def test_torch_computes_ranks_and_notices_one_that_does_not_come(packed: Path, t
     assert "rank 1 has not come" in told["a rank that does not come"][7]
 
 
-@pytest.mark.parametrize(
-    ("name", "backend"), [("bert-float32", "torch"), ("bert-float32", "torch-host"), ("llama-float32", "torch")]
-)
+@pytest.mark.parametrize(("name", "backend"), [("bert-float32", "torch-host"), ("llama-float32", "torch")])
 def test_the_stand_in_on_the_runner_s_own_gpu_code(
     packed: Path, modules: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, backend: str
 ) -> None:

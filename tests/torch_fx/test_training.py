@@ -10,6 +10,9 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -47,19 +50,48 @@ def one_device(step: Any, rows: dict[str, Any]) -> dict[str, Any]:
     return {name: parameter.detach() for name, parameter in step.named_parameters(remove_duplicate=False)}
 
 
-def trained(
-    name: str, dropout: float, tp: int, dp: int, folder: Path, *options: str
-) -> tuple[dict[str, Any], dict[str, Any], dict[str, float]]:
-    """(merged parameters, those of one device, collectives per step) of a family."""
-    step = models.training_step(name, dropout).double()
-    rows = batch()
-    dynamic = {key: {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")} for key in rows}
-    tpcompile_torch.parallelize(step, rows, dynamic=dynamic, tp=tp).save(folder / "bundle")
-    save_file(rows, folder / "batch.safetensors")
-    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(tp * dp), "--master-port", "0",
+@dataclass(frozen=True)
+class Case:
+    """A family to train on `tp` ranks of each replica."""
+
+    name: str
+    dropout: float = 0.0
+    tp: int = 2
+    compiled: bool = False
+
+    @cached_property
+    def step(self) -> Any:
+        return models.training_step(self.name, self.dropout).double()
+
+    def write(self, folder: Path) -> None:
+        """What the processes need."""
+        rows = batch()
+        dynamic = {key: {0: torch.export.Dim("batch"), 1: torch.export.Dim("seq")} for key in rows}
+        tpcompile_torch.parallelize(self.step, rows, dynamic=dynamic, tp=self.tp).save(folder / "bundle")
+        save_file(rows, folder / "batch.safetensors")
+        if self.compiled:
+            (folder / "compile").touch()
+
+    def check(self, folder: Path) -> dict[str, float]:
+        """Compare what the ranks have after training with one device; gives the collectives of a step."""
+        states = [folder / f"rank{rank}.safetensors" for rank in range(self.tp)]
+        tpcompile_torch.merge(folder / "bundle", folder / "merged.safetensors", states)
+        got = load_file(folder / "merged.safetensors")
+        for name, want in one_device(self.step, batch()).items():
+            torch.testing.assert_close(got[name], want, rtol=0, atol=1e-6, msg=lambda said, n=name: f"{n}: {said}")
+        calls: dict[str, float] = json.loads((folder / "calls.json").read_text())
+        return calls
+
+
+def train(processes: int, cases: Mapping[Path, Case]) -> None:
+    """Train all in one start of processes."""
+    for folder, case in cases.items():
+        folder.mkdir(exist_ok=True)
+        case.write(folder)
+    run = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(processes), "--master-port", "0",
            "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0"]  # fmt: skip
     done = subprocess.run(
-        [*run, str(SCRIPT), str(folder / "bundle"), str(folder / "batch.safetensors"), str(folder), *options],
+        [*run, str(SCRIPT), *map(str, cases)],
         cwd=ROOT,
         env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -67,37 +99,32 @@ def trained(
         timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    states = [folder / f"rank{rank}.safetensors" for rank in range(tp)]
-    tpcompile_torch.merge(folder / "bundle", folder / "merged.safetensors", states)
-    calls = json.loads((folder / "calls.json").read_text())
-    return load_file(folder / "merged.safetensors"), one_device(step, rows), calls
 
 
-def assert_alike(got: dict[str, Any], want: dict[str, Any]) -> None:
-    assert got.keys() >= want.keys()
-    for name, parameter in want.items():
-        torch.testing.assert_close(got[name], parameter, rtol=0, atol=1e-6, msg=lambda said, n=name: f"{n}: {said}")
+ON_TWO = {
+    "llama with dropout": Case("llama", 0.2),
+    "tied gpt2 with dropout everywhere": Case("gpt2", 0.1),
+    "compiled llama": Case("llama", compiled=True),
+}
 
 
-def test_llama_on_two_ranks_with_dropout(tmp_path: Path) -> None:
-    got, want, calls = trained("llama", 0.2, 2, 1, tmp_path)
-    assert_alike(got, want)
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Path]:
+    """A folder of what each case came to."""
+    folders = {name: tmp_path_factory.mktemp("case") for name in ON_TWO}
+    train(2, {folders[name]: case for name, case in ON_TWO.items()})
+    return folders
+
+
+@pytest.mark.parametrize("name", ON_TWO)
+def test_on_two_ranks(two_ranks: Mapping[str, Path], name: str) -> None:
     # forward: two for each of two layers, the embedding, the loss's sums and its maximum; backward: two for each layer
     # and one where the head begins
+    calls = ON_TWO[name].check(two_ranks[name])
     assert calls == {"forward all_reduce": 2 * 2 + 1 + 2, "backward all_reduce": 2 * 2 + 1}
 
 
-def test_tied_gpt2_on_two_ranks_with_dropout_everywhere(tmp_path: Path) -> None:
-    got, want, calls = trained("gpt2", 0.1, 2, 1, tmp_path)
-    assert_alike(got, want)
-    assert calls == {"forward all_reduce": 2 * 2 + 1 + 2, "backward all_reduce": 2 * 2 + 1}
-
-
-def test_llama_on_two_ranks_of_two_replicas(tmp_path: Path) -> None:
-    assert_alike(*trained("llama-tied", 0.0, 2, 2, tmp_path)[:2])
-
-
-def test_a_compiled_module_trains_alike(tmp_path: Path) -> None:
-    got, want, calls = trained("llama", 0.0, 2, 1, tmp_path, "--compile")
-    assert_alike(got, want)
-    assert calls == {"forward all_reduce": 2 * 2 + 1 + 2, "backward all_reduce": 2 * 2 + 1}
+def test_on_two_ranks_of_two_replicas(tmp_path: Path) -> None:
+    case = Case("llama-tied")
+    train(4, {tmp_path: case})
+    case.check(tmp_path)

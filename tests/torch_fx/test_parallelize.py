@@ -242,3 +242,27 @@ def test_what_has_no_rule_runs_whole_and_is_named() -> None:
     assert made.warnings == ("1 node runs whole on every rank, for want of a rule: 1 lstm",)
     for got in outputs(made, x):
         assert torch.allclose(got, model(x), atol=1e-5)
+
+
+class NamedAsPythons(torch.nn.Module):  # type: ignore[misc]
+    """Inputs that are called as Python's own functions are; two are given out as they came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(4)
+        self.up = torch.nn.Linear(12, 20)
+        self.down = torch.nn.Linear(20, 10)
+
+    def forward(self, input: Any, type: Any, max: Any) -> Any:
+        return self.down((self.up(input) * type).relu()) + max, input, type
+
+
+def test_inputs_named_as_functions_of_python(tmp_path: Path) -> None:
+    model, args = NamedAsPythons().eval(), (torch.randn(3, 12), torch.randn(20), torch.randn(10))
+    made = parallelize(model, args, tp=2)
+    assert [value.name for value in made.work.program.inputs] == ["input", "type", "max"]
+    made.save(tmp_path / "model.tp2")
+    ranks, mine = Ranks(2), [tpcompile_torch.load(tmp_path / "model.tp2", rank).module() for rank in range(2)]
+    for got in ranks.run(lambda rank: ranks.module(mine[rank], rank)(*args)):
+        for each, want in zip(got, model(*args), strict=True):
+            assert torch.allclose(each, want, atol=1e-5)

@@ -35,6 +35,8 @@ def prepared(program: torch.export.ExportedProgram) -> torch.export.ExportedProg
     graph = torch.fx.Graph()
     table: dict[torch.fx.Node, torch.fx.Node] = {}
     ends = graph.graph_copy(program.graph, table)
+    for node, made in table.items():
+        made.name = node.name  # what the signature says; a copy calls an input named as Python's own otherwise
     last = next(node for node in reversed(program.graph.nodes) if node.op == "output")
     graph.output(ends).meta = dict(last.meta)
     for node in list(graph.nodes):

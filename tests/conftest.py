@@ -1,30 +1,34 @@
 """What holds for all tests."""
 
+from __future__ import annotations
+
 import gc
+import re
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
 
+if TYPE_CHECKING:
+    from xdist.scheduler import LoadScopeScheduling
+
 settings.register_profile("busy machines", deadline=None)  # a slow example says nothing about the code
 settings.load_profile("busy machines")
 
+OF_A_FAMILY = re.compile(r"torch_fx/test_(?:real_models|gradients|both_fronts)\.py::.*\[(.+?)(?:-\d)?\]$")
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep together, under `pytest --dist loadgroup`, what makes something costly once per process.
 
-    Those are the tests of a module that has fixtures of its own for all of it, and those of a family: of models, which
-    are exported, or of samples, which are analysed.
-    """
-    for item in items:
-        if not isinstance(item, pytest.Function) or item.get_closest_marker("xdist_group"):
-            continue
-        given = item.callspec.params if hasattr(item, "callspec") else {}
-        family = given.get("family") or (given.get("name") if "/torch_fx/" in item.nodeid else None)
-        fixtures = item._fixtureinfo.name2fixturedefs.values()
-        if any(each.scope == "module" for several in fixtures for each in several):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-        elif isinstance(family, str):
-            item.add_marker(pytest.mark.xdist_group(family))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
+    """Of several processes, one runs what makes something costly once: a file's tests, or all of a model family."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByWhatIsShared(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            family = OF_A_FAMILY.search(nodeid)
+            return family[1] if family else nodeid.partition("::")[0]
+
+    return ByWhatIsShared(config, log)
 
 
 def pytest_collection_finish() -> None:

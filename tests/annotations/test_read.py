@@ -26,8 +26,7 @@ def again(work: Compilation) -> onnx.ModelProto:
     return api.write_annotations(work.source.proto, work.analysis, work.plan.cut, work.cut_doors).model
 
 
-@pytest.mark.parametrize("tp", [2, 3, 4, 6])
-@pytest.mark.parametrize("name", zoo.names())
+@pytest.mark.parametrize(("name", "tp"), [(name, (2, 3, 4, 6)[k % 4]) for k, name in enumerate(zoo.names())])
 def test_a_plan_written_and_read_is_the_plan(name: str, tp: int) -> None:
     work = api.plan(zoo.model(name), tp)
     assert cuts(api.plan(again(work), tp)) == cuts(work)

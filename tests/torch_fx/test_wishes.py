@@ -19,8 +19,6 @@ from tpcompile.report_page.page import report_page  # noqa: E402
 from tpcompile.torch import parallelize  # noqa: E402
 from tpcompile.torch.programs import planned  # noqa: E402
 
-pytestmark = pytest.mark.xdist_group("llama")
-
 
 def how(work: Compilation) -> dict[str, str]:
     """How each weight lies, by its name."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +23,9 @@ from tests.torch_fx.side_by_side import (  # noqa: E402
     taken,
     tensors,
 )
+from tpcompile.errors import Refused  # noqa: E402
 from tpcompile.plan_summary import summarize  # noqa: E402
+from tpcompile.torch import load  # noqa: E402
 from tpcompile.torch.programs import Parallelized  # noqa: E402
 
 
@@ -118,3 +121,16 @@ def test_caches_stay_cut_from_step_to_step(name: str, tp: int) -> None:
         mask = torch.cat([whole[1], torch.ones(2, 1, dtype=torch.int64)], 1)
         whole = [ids, mask, *want[1:]]
         mine = [[ids, mask, *each[1:]] for each in got.outputs]
+
+
+def test_operators_of_transformers_go_through_a_bundle(tmp_path: Path) -> None:
+    name = "mixtral-grouped"
+    made = parallelized(name, 2)
+    made.save(tmp_path / "model.tp2")
+    with pytest.raises(Refused, match="calls the operator transformers::grouped_mm_fallback, which is neither torch's"):
+        load(tmp_path / "model.tp2", 0)
+    mine = [load(tmp_path / "model.tp2", rank, namespaces=["transformers"]).module() for rank in range(2)]
+    example = models.inputs(name, 3, 11, 4)
+    with torch.no_grad():
+        want = models.module(name)(**example)
+    assert_given(made, run(made, mine, taken(made, example)), want)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -110,11 +110,14 @@ def _kept(program: ExportedProgram) -> set[str]:
             if spec.kind == InputKind.PARAMETER or (spec.kind == InputKind.BUFFER and spec.persistent)}  # fmt: skip
 
 
-def load(folder: Path | str, rank: int, device: torch.device | str = "cpu") -> ExportedProgram:
+def load(
+    folder: Path | str, rank: int, device: torch.device | str = "cpu", namespaces: Iterable[str] = ()
+) -> ExportedProgram:
     """The program of a rank; `load(folder, rank).module()` runs and trains.
 
     Only the rank's own files are opened. On the CPU its tensors are mapped: pages are read when they are needed, and
-    training changes this process's copy of them, not the file.
+    training changes this process's copy of them, not the file. `namespaces` are those of operators of other libraries
+    that the graph may call; import what defines them before.
 
     Raises:
         Refused: TP108 no such rank; TP451 to TP458 the bundle; TP608 a program of another compile; TP731 to TP739 what
@@ -130,7 +133,7 @@ def load(folder: Path | str, rank: int, device: torch.device | str = "cpu") -> E
     if _digest(model) != entry.model_sha256:
         raise refuse("TP608", str(model), "is not the file that bundle.json describes",
                      "It was changed, or belongs to another compile: copy the whole bundle again")  # fmt: skip
-    program, stored = read_archive(model, holdings.read(weights)[0])
+    program, stored = read_archive(model, holdings.read(weights)[0], namespaces)
     require_all(program, stored, model)
     tensors = mapped(stored)
     if torch.device(device).type == "cpu":

@@ -2,7 +2,6 @@
 # makes .venv with what they need, once, and shows what is going on. Needs bash and Python 3.11 or newer with venv.
 
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_PROGRESS_BAR=off
-export PIP_NO_COMPILE=1 # modules are compiled when they are first imported: most never are
 mkdir -p build
 log=$PWD/build/install.log
 

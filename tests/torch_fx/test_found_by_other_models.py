@@ -205,3 +205,29 @@ def test_heads_are_cut_where_positions_are_complex_numbers(tp: int) -> None:
     made = assert_trains_alike(ComplexRotary(), tp, X)
     assert made.rank_program(0).state_dict["q.weight"].shape == (48 // tp, WIDTH)
     assert [call.op for call in made.work.local.collectives if call.op != "copy"] == ["all_reduce"]
+
+
+class Spectral(torch.nn.Module):  # type: ignore[misc]
+    """Complex numbers that ranks have parts of, before an operator without a rule, and given out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.up = torch.nn.Linear(12, 40)
+        self.down = torch.nn.Linear(40, 12)
+
+    def forward(self, x: Any) -> Any:
+        h = torch.view_as_complex(self.up(x).unflatten(-1, (20, 2))).conj()
+        return self.down(torch.view_as_real(torch.fft.fft(h)).flatten(-2)), h
+
+
+@pytest.mark.parametrize("tp", [2, 3])
+def test_complex_numbers_are_gathered_as_pairs(tp: int) -> None:
+    model, x = Spectral().eval(), torch.randn(3, 5, 12)
+    made = parallelize(model, x, tp=tp, pins={"up.weight": "column"})
+    assert [call.op for call in made.work.local.collectives].count("all_gather") > 0
+    mine, ranks = [made.rank_program(rank).module(check_guards=False) for rank in range(tp)], Ranks(tp)
+    with torch.no_grad():
+        for got in ranks.run(lambda rank: ranks.module(mine[rank], rank)(x)):
+            for each, want in zip(got, model(x), strict=True):
+                assert float((each - want).abs().max()) <= 1e-5 * float(want.abs().max())

@@ -13,7 +13,6 @@ import torch
 from torch.export.graph_signature import ExportGraphSignature, InputKind, InputSpec, OutputSpec, TensorArgument
 
 from tpcompile.dims.dim import Dim
-from tpcompile.errors import refuse
 from tpcompile.graph.dtypes import numpy_dtype
 from tpcompile.graph.local import COLLECTIVE, LocalNode, LocalProgram, LocalWeight, PerRank
 from tpcompile.graph.program import Program
@@ -210,11 +209,6 @@ class RankWriter:
 
     def _collective(self, node: LocalNode, attributes: Mapping[str, Any], operands: list[Any]) -> Any:
         op = attributes["collective_operation"]
-        sent = operands[0].meta["val"].dtype if isinstance(operands[0], torch.fx.Node) else None
-        if sent is not None and sent.is_complex and op != "copy":
-            fact = f"ranks would send each other {str(sent).removeprefix('torch.')} values"
-            remedy = "Pin the weights behind it whole (--pin GLOB=whole), or compute with pairs of real numbers"
-            raise refuse("TP725", f"tensor {node.inputs[0]}", fact, remedy)
         group = attributes["groups"] or range(self.local.ranks)
         label = ",".join(map(str, group))
         if op == "cross_entropy":
@@ -226,7 +220,12 @@ class RankWriter:
         if op == "all_reduce" and attributes["reduce_op"] != "sum":
             more = [attributes["reduce_op"]]
         runs_only = {} if self.trains or op not in ("all_reduce", "all_gather") else {"trains": False}
-        return self.call(COLLECTIVES[op], self.tensor(operands[0]), label, *more, **runs_only)
+        sent = self.tensor(operands[0])
+        pairs = sent.meta["val"].is_complex() and op != "copy"  # a copy is sent backward alone, and sees to it
+        if pairs:
+            sent = self.call(torch.ops.aten.view_as_real.default, self.call(torch.ops.aten.resolve_conj.default, sent))
+        found = self.call(COLLECTIVES[op], sent, label, *more, **runs_only)
+        return self.call(torch.ops.aten.view_as_complex.default, found) if pairs else found
 
     # -- for `made` --------------------------------------------------
 
